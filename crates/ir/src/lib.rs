@@ -1,1 +1,11 @@
-//! To be written.
+//! What every part of Zinc shares: the tensor graph of a model, the plan made from it, the kernels in the plan,
+//! the weight formats, and the trait of a device that runs plans.
+//!
+//! ```text
+//! Graph ──(compiler)──► Plan { Launch { region of the Graph, Kernel } } ──► Device
+//! ```
+//!
+//! This crate does no IO, starts no thread and implements no device.
+
+pub mod kernel;
+pub mod quant;

@@ -1,0 +1,683 @@
+//! How templates write kernels: Rust expressions over [`Val`]s that append operations and fold constants.
+//!
+//! ```text
+//! let b = Builder::new("scale", 64, 32);
+//! let (x, y) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write));
+//! let i = b.tile(0) * 64 + b.local_id();
+//! let v = b.load(Type::F32, x, i * 4, 4);
+//! b.store(y, i * 4, v * 2.0, 4);
+//! let kernel = b.finish();
+//! ```
+//!
+//! A builder panics on type errors: they are bugs in a template, found by its own examples.
+
+use super::inst::*;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops;
+
+/// Builds one [`Kernel`]. Shared by reference by all its [`Val`]s.
+pub struct Builder {
+    state: RefCell<State>,
+}
+
+struct State {
+    kernel: Kernel,
+    /// Innermost open block last.
+    blocks: Vec<Block>,
+    consts: HashMap<(Type, u64), Value>,
+    builtins: HashMap<Builtin, Value>,
+}
+
+/// A value under construction: an operand for Rust operators.
+#[derive(Clone, Copy)]
+pub struct Val<'b> {
+    b: &'b Builder,
+    v: Value,
+}
+
+impl Builder {
+    /// A kernel of `workgroup_size` lanes in subgroups of `subgroup_size`.
+    pub fn new(name: impl Into<String>, workgroup_size: u32, subgroup_size: u32) -> Builder {
+        assert!(workgroup_size.is_multiple_of(subgroup_size), "partial subgroups are not allowed");
+        let kernel = Kernel {
+            name: name.into(),
+            workgroup_size,
+            subgroup_size,
+            args: vec![],
+            shared: vec![],
+            ops: vec![],
+            types: vec![],
+            body: vec![],
+        };
+        Builder {
+            state: RefCell::new(State {
+                kernel,
+                blocks: vec![vec![]],
+                consts: HashMap::new(),
+                builtins: HashMap::new(),
+            }),
+        }
+    }
+
+    /// The finished kernel.
+    pub fn finish(self) -> Kernel {
+        let mut state = self.state.into_inner();
+        state.kernel.body = state.blocks.pop().expect("the body block");
+        assert!(state.blocks.is_empty(), "unclosed block");
+        state.kernel
+    }
+
+    fn define(&self, op: Op, ty: Type) -> Value {
+        let mut s = self.state.borrow_mut();
+        let v = Value(s.kernel.ops.len() as u32);
+        s.kernel.ops.push(op);
+        s.kernel.types.push(ty);
+        v
+    }
+
+    fn push(&self, op: Op, ty: Type) -> Val<'_> {
+        let v = self.define(op, ty);
+        self.state.borrow_mut().blocks.last_mut().expect("an open block").push(v);
+        Val { b: self, v }
+    }
+
+    fn wrap(&self, v: Value) -> Val<'_> {
+        Val { b: self, v }
+    }
+
+    fn ty(&self, v: Value) -> Type {
+        self.state.borrow().kernel.ty(v)
+    }
+
+    fn const_bits(&self, v: Value) -> Option<u64> {
+        self.state.borrow().kernel.constant(v)
+    }
+
+    fn constant(&self, ty: Type, bits: u64) -> Val<'_> {
+        let found = self.state.borrow().consts.get(&(ty, bits)).copied();
+        let v = found.unwrap_or_else(|| {
+            let v = self.define(Op::Const(bits), ty);
+            self.state.borrow_mut().consts.insert((ty, bits), v);
+            v
+        });
+        self.wrap(v)
+    }
+
+    // ---- leaves -------------------------------------------------------------------------------------------
+
+    /// Declares the next launch argument. All addresses must be declared before the first word.
+    pub fn arg(&self, name: &str, kind: ArgKind) -> Val<'_> {
+        let index = {
+            let mut s = self.state.borrow_mut();
+            let word_before = s.kernel.args.last().is_some_and(|a| a.kind == ArgKind::Word);
+            assert!(!(word_before && kind != ArgKind::Word), "address argument {name} after a word");
+            s.kernel.args.push(Arg { name: name.to_string(), kind });
+            s.kernel.args.len() as u32 - 1
+        };
+        let ty = if kind == ArgKind::Word { Type::U32 } else { Type::U64 };
+        self.wrap(self.define(Op::Arg(index), ty))
+    }
+
+    /// Declares a shared array; the result is its index for `shared_load` and friends.
+    pub fn shared(&self, name: &str, ty: Type, len: u32) -> u32 {
+        let mut s = self.state.borrow_mut();
+        s.kernel.shared.push(Shared { name: name.to_string(), ty, len });
+        s.kernel.shared.len() as u32 - 1
+    }
+
+    fn builtin(&self, which: Builtin) -> Val<'_> {
+        let found = self.state.borrow().builtins.get(&which).copied();
+        let v = found.unwrap_or_else(|| {
+            let v = self.define(Op::Builtin(which), Type::U32);
+            self.state.borrow_mut().builtins.insert(which, v);
+            v
+        });
+        self.wrap(v)
+    }
+
+    /// Tile index along an axis (0, 1, 2).
+    pub fn tile(&self, axis: u8) -> Val<'_> {
+        self.builtin(Builtin::Tile(axis))
+    }
+    /// Lane within the workgroup.
+    pub fn local_id(&self) -> Val<'_> {
+        self.builtin(Builtin::LocalId)
+    }
+    /// Subgroup within the workgroup.
+    pub fn subgroup_id(&self) -> Val<'_> {
+        self.builtin(Builtin::SubgroupId)
+    }
+    /// Lane within the subgroup.
+    pub fn lane(&self) -> Val<'_> {
+        self.builtin(Builtin::Lane)
+    }
+
+    /// U32 constant.
+    pub fn u32(&self, x: u32) -> Val<'_> {
+        self.constant(Type::U32, x as u64)
+    }
+    /// I32 constant.
+    pub fn i32(&self, x: i32) -> Val<'_> {
+        self.constant(Type::I32, x as u32 as u64)
+    }
+    /// U64 constant.
+    pub fn u64(&self, x: u64) -> Val<'_> {
+        self.constant(Type::U64, x)
+    }
+    /// F32 constant.
+    pub fn f32(&self, x: f32) -> Val<'_> {
+        self.constant(Type::F32, x.to_bits() as u64)
+    }
+    /// F16 constant from its bits.
+    pub fn f16_bits(&self, bits: u16) -> Val<'_> {
+        self.constant(Type::F16, bits as u64)
+    }
+    /// Bool constant.
+    pub fn bool(&self, x: bool) -> Val<'_> {
+        self.constant(Type::BOOL, x as u64)
+    }
+    /// Four equal F32.
+    pub fn f32x4(&self, x: f32) -> Val<'_> {
+        self.f32(x).splat(4)
+    }
+
+    // ---- vectors ------------------------------------------------------------------------------------------
+
+    /// Vector of 2 or 4 scalars of one type.
+    pub fn compose(&self, parts: &[Val<'_>]) -> Val<'_> {
+        let scalar = parts[0].ty().scalar().expect("a scalar");
+        assert!(parts.iter().all(|p| p.ty() == Type::Vec(scalar, 1)), "compose needs equal scalars");
+        assert!(matches!(parts.len(), 2 | 4), "vectors have 2 or 4 lanes");
+        let ty = Type::Vec(scalar, parts.len() as u8);
+        self.push(Op::Compose(parts.iter().map(|p| p.v).collect()), ty)
+    }
+
+    /// a * b + c, one rounding.
+    pub fn fma<'b>(&'b self, a: Val<'b>, b: Val<'b>, c: Val<'b>) -> Val<'b> {
+        assert!(a.ty() == b.ty() && b.ty() == c.ty(), "fma of {:?} {:?} {:?}", a.ty(), b.ty(), c.ty());
+        self.push(Op::Fma(a.v, b.v, c.v), a.ty())
+    }
+
+    /// Byte dot product plus `acc` (I32); see [`Op::Dot4`].
+    pub fn dot4<'b>(&'b self, a: Val<'b>, b: Val<'b>, acc: Val<'b>, a_signed: bool) -> Val<'b> {
+        assert!(a.ty() == Type::U32 && b.ty() == Type::U32 && acc.ty() == Type::I32, "dot4 operand types");
+        self.push(Op::Dot4 { a: a.v, b: b.v, acc: acc.v, a_signed }, Type::I32)
+    }
+
+    // ---- memory -------------------------------------------------------------------------------------------
+
+    /// Loads `ty` from `base + offset` bytes; nothing in the launch writes there.
+    pub fn load<'b>(&'b self, ty: Type, base: Val<'b>, offset: Val<'b>, align: u8) -> Val<'b> {
+        self.load_at(ty, base, offset, 0, align, true)
+    }
+
+    /// Load with a constant displacement and an explicit `read_only` promise.
+    pub fn load_at<'b>(
+        &'b self,
+        ty: Type,
+        base: Val<'b>,
+        offset: Val<'b>,
+        imm: u32,
+        align: u8,
+        read_only: bool,
+    ) -> Val<'b> {
+        assert!(base.ty() == Type::U64 && offset.ty() == Type::U32, "load address types");
+        self.push(Op::Load { base: base.v, offset: offset.v, imm, align, read_only }, ty)
+    }
+
+    /// Stores `value` at `base + offset` bytes.
+    pub fn store<'b>(&'b self, base: Val<'b>, offset: Val<'b>, value: Val<'b>, align: u8) {
+        assert!(base.ty() == Type::U64 && offset.ty() == Type::U32, "store address types");
+        self.push(Op::Store { base: base.v, offset: offset.v, imm: 0, align, value: value.v }, Type::Void);
+    }
+
+    /// Device-scope atomic add; gives the old value.
+    pub fn atomic_add<'b>(&'b self, base: Val<'b>, offset: Val<'b>, value: Val<'b>) -> Val<'b> {
+        self.push(Op::AtomicAdd { base: base.v, offset: offset.v, value: value.v }, Type::U32)
+    }
+
+    /// Element `index` of shared array `array`.
+    pub fn shared_load<'b>(&'b self, array: u32, index: Val<'b>) -> Val<'b> {
+        let ty = self.state.borrow().kernel.shared[array as usize].ty;
+        self.push(Op::SharedLoad { array, index: index.v }, ty)
+    }
+
+    /// Sets element `index` of shared array `array`.
+    pub fn shared_store<'b>(&'b self, array: u32, index: Val<'b>, value: Val<'b>) {
+        assert!(self.state.borrow().kernel.shared[array as usize].ty == value.ty(), "shared store type");
+        self.push(Op::SharedStore { array, index: index.v, value: value.v }, Type::Void);
+    }
+
+    /// Workgroup barrier.
+    pub fn barrier(&self) {
+        self.push(Op::Barrier, Type::Void);
+    }
+
+    // ---- matrices -----------------------------------------------------------------------------------------
+
+    /// Loads a cooperative matrix.
+    pub fn matrix_load<'b>(
+        &'b self,
+        ty: MatrixType,
+        memory: MatrixMemory,
+        stride: Val<'b>,
+        column_major: bool,
+    ) -> Val<'b> {
+        self.push(Op::MatrixLoad { memory, stride: stride.v, column_major }, Type::Matrix(ty))
+    }
+
+    /// Stores a cooperative matrix.
+    pub fn matrix_store<'b>(&'b self, value: Val<'b>, memory: MatrixMemory, stride: Val<'b>, column_major: bool) {
+        self.push(Op::MatrixStore { memory, stride: stride.v, column_major, value: value.v }, Type::Void);
+    }
+
+    /// Matrix with all elements equal to `x`.
+    pub fn matrix_splat<'b>(&'b self, ty: MatrixType, x: Val<'b>) -> Val<'b> {
+        self.push(Op::MatrixSplat(x.v), Type::Matrix(ty))
+    }
+
+    /// a × b + c.
+    pub fn matrix_mul_add<'b>(&'b self, a: Val<'b>, b: Val<'b>, c: Val<'b>) -> Val<'b> {
+        self.push(Op::MatrixMulAdd(a.v, b.v, c.v), c.ty())
+    }
+
+    // ---- control ------------------------------------------------------------------------------------------
+
+    /// Runs `then` where `cond` holds.
+    pub fn if_<'b>(&'b self, cond: Val<'b>, then: impl FnOnce()) {
+        self.if_else(cond, || { then(); vec![] }, Vec::new);
+    }
+
+    /// Chooses between two branches that each give as many values of the same types.
+    pub fn if_else<'b>(
+        &'b self,
+        cond: Val<'b>,
+        then: impl FnOnce() -> Vec<Val<'b>>,
+        otherwise: impl FnOnce() -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
+        assert!(cond.ty() == Type::BOOL, "if needs one Bool");
+        match self.const_bits(cond.v) {
+            Some(0) => return otherwise(),
+            Some(_) => return then(),
+            None => {}
+        }
+        let (then_block, then_yield) = self.block(then);
+        let (else_block, else_yield) = self.block(otherwise);
+        let types: Vec<Type> = then_yield.iter().map(|v| self.ty(*v)).collect();
+        assert!(types == else_yield.iter().map(|v| self.ty(*v)).collect::<Vec<_>>(), "branches give other types");
+        let results: Vec<Value> = types.iter().map(|t| self.define(Op::Param, *t)).collect();
+        let op = Op::If {
+            cond: cond.v,
+            then: then_block,
+            then_yield,
+            otherwise: else_block,
+            else_yield,
+            results: results.clone(),
+        };
+        self.push(op, Type::Void);
+        results.into_iter().map(|v| self.wrap(v)).collect()
+    }
+
+    /// `for index in (start..end).step_by(step)` with carried values: `body(index, carried) -> next`.
+    /// Gives the carried values after the loop.
+    pub fn for_<'b>(
+        &'b self,
+        start: Val<'b>,
+        end: Val<'b>,
+        step: u32,
+        init: &[Val<'b>],
+        body: impl FnOnce(Val<'b>, &[Val<'b>]) -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
+        self.for_with(start, end, self.u32(step), init, false, body)
+    }
+
+    /// As [`Builder::for_`], with a step that need not be constant and an unroll request.
+    pub fn for_with<'b>(
+        &'b self,
+        start: Val<'b>,
+        end: Val<'b>,
+        step: Val<'b>,
+        init: &[Val<'b>],
+        unroll: bool,
+        body: impl FnOnce(Val<'b>, &[Val<'b>]) -> Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
+        assert!(start.ty() == Type::U32 && end.ty() == Type::U32 && step.ty() == Type::U32, "loop bounds are U32");
+        let types: Vec<Type> = init.iter().map(|v| v.ty()).collect();
+        let index = self.define(Op::Param, Type::U32);
+        let carried: Vec<Value> = types.iter().map(|t| self.define(Op::Param, *t)).collect();
+        let inside: Vec<Val<'b>> = carried.iter().map(|v| self.wrap(*v)).collect();
+        let (block, body_yield) = self.block(|| body(self.wrap(index), &inside));
+        assert!(types == body_yield.iter().map(|v| self.ty(*v)).collect::<Vec<_>>(), "loop body gives other types");
+        let results: Vec<Value> = types.iter().map(|t| self.define(Op::Param, *t)).collect();
+        let op = Op::For {
+            start: start.v,
+            end: end.v,
+            step: step.v,
+            index,
+            init: init.iter().map(|v| v.v).collect(),
+            carried,
+            body: block,
+            body_yield,
+            results: results.clone(),
+            unroll,
+        };
+        self.push(op, Type::Void);
+        results.into_iter().map(|v| self.wrap(v)).collect()
+    }
+
+    fn block<'b>(&'b self, f: impl FnOnce() -> Vec<Val<'b>>) -> (Block, Vec<Value>) {
+        self.state.borrow_mut().blocks.push(vec![]);
+        let values = f().into_iter().map(|v| v.v).collect();
+        (self.state.borrow_mut().blocks.pop().expect("the block just opened"), values)
+    }
+
+    fn binary<'b>(&'b self, op: BinOp, a: Val<'b>, b: Val<'b>) -> Val<'b> {
+        assert!(a.ty() == b.ty(), "{op:?} of {:?} and {:?}", a.ty(), b.ty());
+        let ty = if op.is_compare() { a.ty().with_scalar(Scalar::Bool) } else { a.ty() };
+        if let Some(folded) = self.fold(op, a, b) {
+            return folded;
+        }
+        self.push(Op::Binary(op, a.v, b.v), ty)
+    }
+
+    /// Folds U32 and U64 arithmetic on constants and the identities that address computations are full of.
+    fn fold<'b>(&'b self, op: BinOp, a: Val<'b>, b: Val<'b>) -> Option<Val<'b>> {
+        let ty = a.ty();
+        if ty != Type::U32 && ty != Type::U64 {
+            return None;
+        }
+        let (ca, cb) = (self.const_bits(a.v), self.const_bits(b.v));
+        match (op, ca, cb) {
+            (BinOp::Add | BinOp::Or | BinOp::Xor, Some(0), _) => return Some(b),
+            (BinOp::Add | BinOp::Sub | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr, _, Some(0)) => return Some(a),
+            (BinOp::Mul, Some(1), _) => return Some(b),
+            (BinOp::Mul | BinOp::Div, _, Some(1)) => return Some(a),
+            (BinOp::Mul | BinOp::And, _, Some(0)) => return Some(b),
+            (BinOp::Mul | BinOp::And, Some(0), _) => return Some(a),
+            (BinOp::Rem, _, Some(1)) => return Some(self.constant(ty, 0)),
+            (BinOp::Mul, _, Some(n)) if n.is_power_of_two() && ca.is_none() => {
+                let shift = self.constant(ty, n.trailing_zeros() as u64);
+                return Some(self.push(Op::Binary(BinOp::Shl, a.v, shift.v), ty));
+            }
+            (BinOp::Div, _, Some(n)) if n.is_power_of_two() && ca.is_none() => {
+                let shift = self.constant(ty, n.trailing_zeros() as u64);
+                return Some(self.push(Op::Binary(BinOp::Shr, a.v, shift.v), ty));
+            }
+            (BinOp::Rem, _, Some(n)) if n.is_power_of_two() && ca.is_none() => {
+                let mask = self.constant(ty, n - 1);
+                return Some(self.push(Op::Binary(BinOp::And, a.v, mask.v), ty));
+            }
+            _ => {}
+        }
+        let (x, y) = (ca?, cb?);
+        let mask = if ty == Type::U32 { u32::MAX as u64 } else { u64::MAX };
+        let bits = match op {
+            BinOp::Add => x.wrapping_add(y),
+            BinOp::Sub => x.wrapping_sub(y),
+            BinOp::Mul => x.wrapping_mul(y),
+            BinOp::Div => x.checked_div(y)?,
+            BinOp::Rem => x.checked_rem(y)?,
+            BinOp::Min => x.min(y),
+            BinOp::Max => x.max(y),
+            BinOp::And => x & y,
+            BinOp::Or => x | y,
+            BinOp::Xor => x ^ y,
+            BinOp::Shl => x.checked_shl(y as u32)?,
+            BinOp::Shr => x.checked_shr(y as u32)?,
+            BinOp::Eq => return Some(self.bool(x == y)),
+            BinOp::Ne => return Some(self.bool(x != y)),
+            BinOp::Lt => return Some(self.bool(x < y)),
+            BinOp::Le => return Some(self.bool(x <= y)),
+            BinOp::Gt => return Some(self.bool(x > y)),
+            BinOp::Ge => return Some(self.bool(x >= y)),
+            BinOp::Pow => return None,
+        };
+        Some(self.constant(ty, bits & mask))
+    }
+}
+
+impl<'b> Val<'b> {
+    /// Its handle in the kernel.
+    pub fn value(self) -> Value {
+        self.v
+    }
+    /// Its type.
+    pub fn ty(self) -> Type {
+        self.b.ty(self.v)
+    }
+    /// Its value when it is a U32 constant.
+    pub fn as_u32(self) -> Option<u32> {
+        self.b.const_bits(self.v).map(|bits| bits as u32)
+    }
+
+    fn unary(self, op: UnOp) -> Val<'b> {
+        self.b.push(Op::Unary(op, self.v), self.ty())
+    }
+    /// e^x.
+    pub fn exp(self) -> Val<'b> {
+        self.unary(UnOp::Exp)
+    }
+    /// ln x.
+    pub fn log(self) -> Val<'b> {
+        self.unary(UnOp::Log)
+    }
+    /// √x.
+    pub fn sqrt(self) -> Val<'b> {
+        self.unary(UnOp::Sqrt)
+    }
+    /// 1/√x.
+    pub fn inv_sqrt(self) -> Val<'b> {
+        self.unary(UnOp::InvSqrt)
+    }
+    /// sin x.
+    pub fn sin(self) -> Val<'b> {
+        self.unary(UnOp::Sin)
+    }
+    /// cos x.
+    pub fn cos(self) -> Val<'b> {
+        self.unary(UnOp::Cos)
+    }
+    /// tanh x.
+    pub fn tanh(self) -> Val<'b> {
+        self.unary(UnOp::Tanh)
+    }
+    /// |x|.
+    pub fn abs(self) -> Val<'b> {
+        self.unary(UnOp::Abs)
+    }
+    /// ⌊x⌋.
+    pub fn floor(self) -> Val<'b> {
+        self.unary(UnOp::Floor)
+    }
+    /// Nearest integer, ties to even.
+    pub fn round_even(self) -> Val<'b> {
+        self.unary(UnOp::RoundEven)
+    }
+
+    /// Smaller of two.
+    pub fn min(self, o: Val<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Min, self, o)
+    }
+    /// Larger of two.
+    pub fn max(self, o: Val<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Max, self, o)
+    }
+    /// self^o (floats).
+    pub fn pow(self, o: Val<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Pow, self, o)
+    }
+    /// self == o.
+    pub fn eq(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Eq, self, o.lower(self))
+    }
+    /// self != o.
+    pub fn ne(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Ne, self, o.lower(self))
+    }
+    /// self < o.
+    pub fn lt(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Lt, self, o.lower(self))
+    }
+    /// self <= o.
+    pub fn le(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Le, self, o.lower(self))
+    }
+    /// self > o.
+    pub fn gt(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Gt, self, o.lower(self))
+    }
+    /// self >= o.
+    pub fn ge(self, o: impl Operand<'b>) -> Val<'b> {
+        self.b.binary(BinOp::Ge, self, o.lower(self))
+    }
+
+    /// self ? a : b.
+    pub fn select(self, a: Val<'b>, b: Val<'b>) -> Val<'b> {
+        assert!(a.ty() == b.ty(), "select of {:?} and {:?}", a.ty(), b.ty());
+        match self.b.const_bits(self.v) {
+            Some(0) => b,
+            Some(_) => a,
+            None => self.b.push(Op::Select(self.v, a.v, b.v), a.ty()),
+        }
+    }
+
+    /// Converts the elements; see [`Op::Convert`].
+    pub fn to(self, s: Scalar) -> Val<'b> {
+        let ty = self.ty().with_scalar(s);
+        if ty == self.ty() {
+            return self;
+        }
+        if let (Some(bits), Type::U32, Type::U64) = (self.b.const_bits(self.v), self.ty(), ty) {
+            return self.b.constant(ty, bits);
+        }
+        self.b.push(Op::Convert(self.v), ty)
+    }
+    /// To F32.
+    pub fn to_f32(self) -> Val<'b> {
+        self.to(Scalar::F32)
+    }
+    /// Same bits as `ty`.
+    pub fn bitcast(self, ty: Type) -> Val<'b> {
+        assert!(ty.bytes() == self.ty().bytes(), "bitcast {:?} to {ty:?}", self.ty());
+        if ty == self.ty() {
+            return self;
+        }
+        self.b.push(Op::Bitcast(self.v), ty)
+    }
+
+    /// Lane `i` of a vector (the scalar itself when it is one).
+    pub fn lane(self, i: u8) -> Val<'b> {
+        match self.ty() {
+            Type::Vec(_, 1) => self,
+            Type::Vec(s, n) => {
+                assert!(i < n, "lane {i} of {n}");
+                self.b.push(Op::Extract(self.v, i), Type::Vec(s, 1))
+            }
+            other => panic!("lane of {other:?}"),
+        }
+    }
+    /// Vector of `n` copies.
+    pub fn splat(self, n: u8) -> Val<'b> {
+        if n == 1 { self } else { self.b.compose(&vec![self; n as usize]) }
+    }
+    /// Sum of the lanes of a vector, pairwise.
+    pub fn sum_lanes(self) -> Val<'b> {
+        match self.ty().lanes() {
+            1 => self,
+            2 => self.lane(0) + self.lane(1),
+            _ => (self.lane(0) + self.lane(1)) + (self.lane(2) + self.lane(3)),
+        }
+    }
+
+    /// Sum over the subgroup.
+    pub fn subgroup_add(self) -> Val<'b> {
+        self.b.push(Op::SubgroupReduce(ReduceOp::Add, self.v), self.ty())
+    }
+    /// Maximum over the subgroup.
+    pub fn subgroup_max(self) -> Val<'b> {
+        self.b.push(Op::SubgroupReduce(ReduceOp::Max, self.v), self.ty())
+    }
+    /// Minimum over the subgroup.
+    pub fn subgroup_min(self) -> Val<'b> {
+        self.b.push(Op::SubgroupReduce(ReduceOp::Min, self.v), self.ty())
+    }
+    /// The value of lane `lane ^ mask`.
+    pub fn shuffle_xor(self, mask: u32) -> Val<'b> {
+        self.b.push(Op::SubgroupShuffleXor(self.v, mask), self.ty())
+    }
+    /// The value of lane `lane`.
+    pub fn shuffle(self, lane: Val<'b>) -> Val<'b> {
+        self.b.push(Op::SubgroupShuffle(self.v, lane.v), self.ty())
+    }
+}
+
+/// Right-hand sides of operators: another value, or a Rust number turned into a constant of the left type
+/// (splat over its lanes).
+pub trait Operand<'b> {
+    /// The operand as a value of the type of `like`.
+    fn lower(self, like: Val<'b>) -> Val<'b>;
+}
+
+impl<'b> Operand<'b> for Val<'b> {
+    fn lower(self, _like: Val<'b>) -> Val<'b> {
+        self
+    }
+}
+
+impl<'b> Operand<'b> for u32 {
+    fn lower(self, like: Val<'b>) -> Val<'b> {
+        let bits = match like.ty().scalar() {
+            Some(Scalar::U32 | Scalar::I32 | Scalar::U64) => self as u64,
+            Some(Scalar::F32) => (self as f32).to_bits() as u64,
+            other => panic!("integer operand for {other:?}"),
+        };
+        let ty = like.ty();
+        let scalar = Type::Vec(ty.scalar().expect("a vector"), 1);
+        like.b.constant(scalar, bits).splat(ty.lanes())
+    }
+}
+
+impl<'b> Operand<'b> for f32 {
+    fn lower(self, like: Val<'b>) -> Val<'b> {
+        assert!(like.ty().scalar() == Some(Scalar::F32), "f32 operand for {:?}", like.ty());
+        like.b.f32(self).splat(like.ty().lanes())
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:ident;)*) => {$(
+        impl<'b, R: Operand<'b>> ops::$trait<R> for Val<'b> {
+            type Output = Val<'b>;
+            fn $method(self, rhs: R) -> Val<'b> {
+                self.b.binary(BinOp::$op, self, rhs.lower(self))
+            }
+        }
+    )*};
+}
+operators! {
+    Add add Add;
+    Sub sub Sub;
+    Mul mul Mul;
+    Div div Div;
+    Rem rem Rem;
+    BitAnd bitand And;
+    BitOr bitor Or;
+    BitXor bitxor Xor;
+    Shl shl Shl;
+    Shr shr Shr;
+}
+
+impl<'b> ops::Neg for Val<'b> {
+    type Output = Val<'b>;
+    fn neg(self) -> Val<'b> {
+        self.unary(UnOp::Neg)
+    }
+}
+
+impl<'b> ops::Not for Val<'b> {
+    type Output = Val<'b>;
+    fn not(self) -> Val<'b> {
+        self.unary(UnOp::Not)
+    }
+}
