@@ -7,5 +7,8 @@
 //!
 //! This crate does no IO, starts no thread and implements no device.
 
+pub mod device;
+pub mod graph;
 pub mod kernel;
+pub mod plan;
 pub mod quant;

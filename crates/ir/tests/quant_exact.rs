@@ -11,38 +11,23 @@ const TENSOR: &str = "blk.0.attn_k.weight";
 
 /// The fixture's folder, its bytes of [`TENSOR`] and ggml's values for them.
 fn fixture(name: &str) -> (Vec<u8>, Vec<f32>) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/data/quant")
-        .join(name);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/quant").join(name);
     let gguf = Gguf::open(model(&dir)).expect("a valid fixture");
     let tensor = gguf.tensor(TENSOR).expect("the tensor");
-    assert_eq!(
-        (tensor.ty.name(), tensor.shape.as_slice()),
-        (name, &[256, 128][..])
-    );
+    assert_eq!((tensor.ty.name(), tensor.shape.as_slice()), (name, &[256, 128][..]));
 
     let file = std::fs::read(dir.join("expected.safetensors")).expect("the expected values");
     let expected = SafeTensors::deserialize(&file).expect("a valid safetensors file");
     let values = expected.tensor("dequant").expect("the dequantized tensor");
     assert_eq!(values.shape(), [128, 256]);
-    let values = values
-        .data()
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|&b| f32::from_le_bytes(b))
-        .collect();
+    let values = values.data().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
     (gguf.data(tensor).to_vec(), values)
 }
 
 /// The whole model, or only the one tensor where the model is large.
 fn model(dir: &Path) -> PathBuf {
     let whole = dir.join("model.gguf");
-    if whole.is_file() {
-        whole
-    } else {
-        dir.join("tensor.gguf")
-    }
+    if whole.is_file() { whole } else { dir.join("tensor.gguf") }
 }
 
 fn exact(format: &QuantFormat) {
@@ -51,12 +36,7 @@ fn exact(format: &QuantFormat) {
     let mut values = vec![f32::NAN; expected.len()];
     format.decode(&bytes, &mut values);
     for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
-        assert_eq!(
-            value.to_bits(),
-            expected.to_bits(),
-            "{} value {i}: {value} instead of {expected}",
-            format.name
-        );
+        assert_eq!(value.to_bits(), expected.to_bits(), "{} value {i}: {value} instead of {expected}", format.name);
     }
 }
 
@@ -118,10 +98,6 @@ fn planes_hold_every_byte_of_the_file_once() {
             }
         }
         let file: Option<Vec<u8>> = file.into_iter().collect();
-        assert!(
-            file.as_deref() == Some(&bytes[..]),
-            "{} loses bytes",
-            format.name
-        );
+        assert!(file.as_deref() == Some(&bytes[..]), "{} loses bytes", format.name);
     }
 }

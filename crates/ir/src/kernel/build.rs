@@ -286,7 +286,14 @@ impl Builder {
 
     /// Runs `then` where `cond` holds.
     pub fn if_<'b>(&'b self, cond: Val<'b>, then: impl FnOnce()) {
-        self.if_else(cond, || { then(); vec![] }, Vec::new);
+        self.if_else(
+            cond,
+            || {
+                then();
+                vec![]
+            },
+            Vec::new,
+        );
     }
 
     /// Chooses between two branches that each give as many values of the same types.

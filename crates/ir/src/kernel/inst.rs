@@ -428,6 +428,50 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Calls `f` with each value that the operation itself reads: not what its nested blocks read or yield.
+    pub fn for_each_operand(&self, mut f: impl FnMut(Value)) {
+        let mut all = |values: &[Value]| values.iter().for_each(|v| f(*v));
+        let memory = |m: &MatrixMemory| match m {
+            MatrixMemory::Global { base, offset } => vec![*base, *offset],
+            MatrixMemory::Shared { index, .. } => vec![*index],
+        };
+        match self {
+            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier => {}
+            Op::Unary(_, a)
+            | Op::Convert(a)
+            | Op::Bitcast(a)
+            | Op::Extract(a, _)
+            | Op::SubgroupReduce(_, a)
+            | Op::SubgroupShuffleXor(a, _)
+            | Op::MatrixSplat(a) => all(&[*a]),
+            Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => all(&[*a, *b]),
+            Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => all(&[*a, *b, *c]),
+            Op::Compose(parts) => all(parts),
+            Op::Dot4 { a, b, acc, .. } => all(&[*a, *b, *acc]),
+            Op::Load { base, offset, .. } => all(&[*base, *offset]),
+            Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value } => {
+                all(&[*base, *offset, *value]);
+            }
+            Op::SharedLoad { index, .. } => all(&[*index]),
+            Op::SharedStore { index, value, .. } => all(&[*index, *value]),
+            Op::MatrixLoad { memory: m, stride, .. } => {
+                all(&memory(m));
+                all(&[*stride]);
+            }
+            Op::MatrixStore { memory: m, stride, value, .. } => {
+                all(&memory(m));
+                all(&[*stride, *value]);
+            }
+            Op::If { cond, .. } => all(&[*cond]),
+            Op::For { start, end, step, init, .. } => {
+                all(&[*start, *end, *step]);
+                all(init);
+            }
+        }
+    }
+}
+
 /// A workgroup-shared array.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shared {

@@ -1,0 +1,201 @@
+//! The device: what runs plans. The engine sees only this trait; the binary chooses who implements it.
+//!
+//! ```text
+//! load(weights, KV) once ─► prepare(plan) once per bucket ─► run(program, step) per step
+//! ```
+
+use crate::graph::{Graph, WeightId};
+use crate::kernel::{MatrixType, Scalar};
+use crate::plan::{KvLayout, Plan, Step, StepError, StepOutput};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A cooperative-matrix multiply a device offers: A (m×k) × B (k×n) + Acc (m×n).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MatrixShape {
+    /// Rows of A and Acc.
+    pub m: u8,
+    /// Columns of B and Acc.
+    pub n: u8,
+    /// Columns of A, rows of B.
+    pub k: u8,
+    /// Element type of A and B.
+    pub input: Scalar,
+    /// Element type of Acc.
+    pub acc: Scalar,
+}
+
+/// What a device can do, as far as it changes which plan is best. Never a vendor's name.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Caps {
+    /// The device runs graph regions itself: plans carry no kernels.
+    pub native: bool,
+    /// Subgroup size kernels are made for (one that can be required).
+    pub subgroup_size: u32,
+    /// Other sizes that can be required, smallest first (contains `subgroup_size`).
+    pub subgroup_sizes: Vec<u32>,
+    /// Most lanes per workgroup.
+    pub max_workgroup: u32,
+    /// Most bytes of workgroup memory.
+    pub max_shared_bytes: u32,
+    /// Most tiles per grid axis.
+    pub max_grid: [u32; 3],
+    /// Four-way byte dot products are faster than their expansion.
+    pub fast_dot4: bool,
+    /// Cooperative-matrix shapes, subgroup scope.
+    pub matrices: Vec<MatrixShape>,
+    /// Workgroups of 256 lanes that fill the device once (compute units × a few); sizes grids and splits.
+    pub parallel_tiles: u32,
+}
+
+impl Caps {
+    /// For devices that run regions natively.
+    pub fn native() -> Caps {
+        Caps {
+            native: true,
+            subgroup_size: 1,
+            subgroup_sizes: vec![1],
+            max_workgroup: 1,
+            max_shared_bytes: 0,
+            max_grid: [1; 3],
+            fast_dot4: false,
+            matrices: vec![],
+            parallel_tiles: 1,
+        }
+    }
+    /// The three matrix types of a shape.
+    pub fn matrix_types(shape: MatrixShape) -> [MatrixType; 3] {
+        use crate::kernel::MatrixUse::{A, Acc, B};
+        let of = |scalar, rows, cols, usage| MatrixType { scalar, rows, cols, usage };
+        [
+            of(shape.input, shape.m, shape.k, A),
+            of(shape.input, shape.k, shape.n, B),
+            of(shape.acc, shape.m, shape.n, Acc),
+        ]
+    }
+}
+
+/// Where weight bytes come from: a file, or a generator.
+pub trait WeightSource: Sync {
+    /// The bytes of a weight in the file's layout, if they are at hand (mapped); devices copy them in pieces.
+    /// `None`: the weight is synthetic, see [`WeightSource::synthetic`].
+    fn bytes(&self, weight: WeightId) -> Option<&[u8]>;
+    /// For weights without bytes: the seed from which a device makes the tensor.
+    fn synthetic(&self, weight: WeightId) -> Option<u64> {
+        let _ = weight;
+        None
+    }
+}
+
+/// What went wrong on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Not enough memory; nothing was changed.
+    #[error(
+        "{what} needs {needed} bytes but the device has {available} free; use a smaller context, batch or quantization"
+    )]
+    OutOfMemory {
+        /// What was being allocated.
+        what: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The driver lost the device (reset, time-out, unplugged).
+    #[error("the device was lost while running {during}: {detail}")]
+    Lost {
+        /// What it was doing.
+        during: String,
+        /// Driver's words.
+        detail: String,
+    },
+    /// The plan needs something the device lacks.
+    #[error("unsupported on this device: {0}")]
+    Unsupported(String),
+    /// The driver rejected a kernel or a call.
+    #[error("driver error in {call}: {detail}")]
+    Driver {
+        /// Call or kernel.
+        call: String,
+        /// Driver's words.
+        detail: String,
+    },
+    /// The step does not fit the plan.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// No model is loaded, or an unknown program was named: a bug of the caller.
+    #[error("device used out of order: {0}")]
+    Misuse(&'static str),
+}
+
+/// Handle of a prepared plan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ProgramId(pub u32);
+
+/// Progress of a load or of compilation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// Weight bytes on the device so far, of a total.
+    Upload {
+        /// Done.
+        done: u64,
+        /// Total.
+        total: u64,
+    },
+    /// Kernels compiled so far, of a total; `cached` of them came from the cache.
+    Compile {
+        /// Done.
+        done: u32,
+        /// Total.
+        total: u32,
+        /// From cache.
+        cached: u32,
+    },
+}
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryInfo {
+    /// Total of the heap weights live in.
+    pub total: u64,
+    /// Free for us now (the driver's budget where it tells).
+    pub available: u64,
+    /// Allocated by us.
+    pub used: u64,
+}
+
+/// Runs plans of one model.
+pub trait Device: Send {
+    /// Abilities.
+    fn caps(&self) -> &Caps;
+
+    /// One line for people: name, driver, and how it computes.
+    fn description(&self) -> String;
+
+    /// Memory now.
+    fn memory(&self) -> MemoryInfo;
+
+    /// Takes in a model: all weights of `graph` in the device's layout, and the KV pool. Replaces an earlier model
+    /// and its programs.
+    fn load(
+        &mut self,
+        graph: &Arc<Graph>,
+        kv: &Arc<KvLayout>,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), DeviceError>;
+
+    /// Makes a plan of the loaded model runnable.
+    fn prepare(&mut self, plan: &Arc<Plan>, progress: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError>;
+
+    /// Runs one step to its end and gives its output.
+    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError>;
+
+    /// Time of each launch of the program's last run, in the plan's order, if the device can tell; `run` of a
+    /// program measures launches after this has been called once with `true`.
+    fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>>;
+
+    /// Copies KV pages within the pool, for sharing a partly filled page: `(from, to)` page numbers.
+    fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,461 @@
+//! The model as tensor operations: about a dozen ops in an arena, in topological order.
+//!
+//! ```text
+//! Architecture.forward ──methods──► Graph ──► compiler (regions) ──► Plan
+//! ```
+//!
+//! Every value is a matrix of F32 rows; how a plan stores it (F32, F16, q8) is the plan's business. Row counts are
+//! symbolic ([`Rows`]): one graph serves every bucket of batch sizes. Weights, rotary tables and KV layers are
+//! named by handles. What a batch brings (token ids, positions, page tables, which rows give logits) is implicit:
+//! see [`crate::plan::Step`].
+
+mod text;
+
+use crate::quant::QuantFormat;
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        pub struct $name(pub u32);
+        impl $name {
+            /// As an index.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+handle! {
+    /// A node and the value it computes.
+    NodeId
+}
+handle! {
+    /// A weight tensor.
+    WeightId
+}
+handle! {
+    /// A rotary-embedding frequency table.
+    RopeId
+}
+
+/// How many rows a value has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Rows {
+    /// One row per token of the step.
+    Tokens,
+    /// One row per token whose logits are wanted.
+    Outputs,
+}
+
+/// Shape of a value: symbolic rows × known columns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Shape {
+    /// Rows.
+    pub rows: Rows,
+    /// Columns; 0 for statements that give no value.
+    pub cols: u32,
+}
+
+/// A weight as the file has it: `rows` × `cols`, row-major, each row a whole number of blocks.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Tensor name in the file.
+    pub name: String,
+    /// Output features (1 for vectors).
+    pub rows: u32,
+    /// Input features, the contiguous axis.
+    pub cols: u32,
+    /// Block format.
+    pub format: &'static QuantFormat,
+}
+
+impl Weight {
+    /// Bytes in the file's layout.
+    pub fn bytes(&self) -> u64 {
+        self.rows as u64 * (self.cols / self.format.block_elems) as u64 * self.format.block_bytes as u64
+    }
+}
+
+/// Rotary embedding (RoFormer, arXiv 2104.09864): pair `i` of a head turns by `position * inv_freq[i]`, and the
+/// result is multiplied by `magnitude`. Linear, llama3 and YaRN (arXiv 2309.00071) scaling all end as another table.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    /// Radians per position, one per pair; rotated dims = 2 × length, dims beyond pass through.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cos and sin (YaRN's attention factor), 1 otherwise.
+    pub magnitude: f32,
+}
+
+/// Which two elements of a head make a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Pairing {
+    /// (2i, 2i+1): llama files ("NORM").
+    Adjacent,
+    /// (i, i + n_rot/2): qwen, gemma ("NEOX").
+    Halves,
+}
+
+/// Activation of a gated unit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))).
+    GeluTanh,
+}
+
+/// Shape and rules of one attention.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: u32,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Position i sees j with i - j < window; none: everything before.
+    pub window: Option<u32>,
+}
+
+/// One operation.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Op {
+    /// Rows of `table` picked by the step's token ids.
+    Embed {
+        /// Vocabulary × width.
+        table: WeightId,
+    },
+    /// The rows of `x` whose logits are wanted: Tokens → Outputs.
+    SelectRows {
+        /// Input.
+        x: NodeId,
+    },
+    /// x · factor.
+    Scale {
+        /// Input.
+        x: NodeId,
+        /// Factor.
+        factor: f32,
+    },
+    /// Root-mean-square norm over groups of `group` columns: x / √(mean(x²) + eps) · weight (one weight per column
+    /// of a group, shared by the groups).
+    RmsNorm {
+        /// Input.
+        x: NodeId,
+        /// `group` factors.
+        weight: WeightId,
+        /// Added to the mean square.
+        eps: f32,
+        /// Columns per group; the whole row, or one head.
+        group: u32,
+    },
+    /// x · Wᵀ: [n, cols] × [rows, cols] → [n, rows].
+    MatMul {
+        /// Input.
+        x: NodeId,
+        /// Weight.
+        weight: WeightId,
+    },
+    /// x + weight, the same vector for every row.
+    Bias {
+        /// Input.
+        x: NodeId,
+        /// One addend per column.
+        weight: WeightId,
+    },
+    /// a + b.
+    Add {
+        /// Left; where there is a residual stream, this is it.
+        a: NodeId,
+        /// Right.
+        b: NodeId,
+    },
+    /// act(gate) · up.
+    Glu {
+        /// Gate.
+        gate: NodeId,
+        /// Up.
+        up: NodeId,
+        /// Activation.
+        act: Activation,
+    },
+    /// Rotates each head of `x` by its row's position.
+    Rope {
+        /// Input, heads side by side.
+        x: NodeId,
+        /// Columns per head.
+        head_dim: u32,
+        /// Pairing.
+        pairing: Pairing,
+        /// Table.
+        rope: RopeId,
+    },
+    /// Writes one K and one V row per token into layer `layer` of the cache, at the step's slots. Gives no value.
+    KvAppend {
+        /// Keys.
+        k: NodeId,
+        /// Values.
+        v: NodeId,
+        /// KV layer.
+        layer: u32,
+    },
+    /// softmax(scale · q·Kᵀ) · V over the row's own sequence up to its position, reading the cache of the layer that
+    /// `append` wrote. Query head h reads KV head h / (heads / kv_heads).
+    Attention {
+        /// Queries.
+        q: NodeId,
+        /// The append that must come first.
+        append: NodeId,
+        /// Rules.
+        spec: AttentionSpec,
+    },
+    /// Column of the largest value of each row (lowest index on ties), as one U32 in place of an F32.
+    Argmax {
+        /// Input.
+        x: NodeId,
+    },
+}
+
+/// A node: an operation and its shape.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Node {
+    /// Operation.
+    pub op: Op,
+    /// Shape of the value.
+    pub shape: Shape,
+    /// Model layer for people and reports; `u32::MAX` outside layers.
+    pub layer: u32,
+}
+
+/// KV cache shape of one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvShape {
+    /// Heads.
+    pub heads: u32,
+    /// Elements per head.
+    pub head_dim: u32,
+}
+
+/// A model's computation for one step. Built append-only, hence topologically ordered.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    weights: Vec<Weight>,
+    ropes: Vec<Rope>,
+    kv: Vec<KvShape>,
+    layer: Option<u32>,
+    logits: Option<NodeId>,
+}
+
+impl Op {
+    /// The values it reads, in order.
+    pub fn inputs(&self) -> Vec<NodeId> {
+        match *self {
+            Op::Embed { .. } => vec![],
+            Op::SelectRows { x }
+            | Op::Scale { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::MatMul { x, .. }
+            | Op::Bias { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Argmax { x } => vec![x],
+            Op::Add { a, b } => vec![a, b],
+            Op::Glu { gate, up, .. } => vec![gate, up],
+            Op::KvAppend { k, v, .. } => vec![k, v],
+            Op::Attention { q, append, .. } => vec![q, append],
+        }
+    }
+    /// The weight it reads, if any.
+    pub fn weight(&self) -> Option<WeightId> {
+        match *self {
+            Op::Embed { table } => Some(table),
+            Op::RmsNorm { weight, .. } | Op::MatMul { weight, .. } | Op::Bias { weight, .. } => Some(weight),
+            _ => None,
+        }
+    }
+}
+
+/// Building. Methods panic on shape mismatch: `forward` functions get shapes that `describe` has checked.
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Graph {
+        Graph::default()
+    }
+
+    /// Declares a weight.
+    pub fn weight(&mut self, name: impl Into<String>, rows: u32, cols: u32, format: &'static QuantFormat) -> WeightId {
+        let name = name.into();
+        if let Some(i) = self.weights.iter().position(|w| w.name == name) {
+            return WeightId(i as u32);
+        }
+        assert!(cols.is_multiple_of(format.block_elems), "{name}: {cols} columns are not whole {} blocks", format.name);
+        self.weights.push(Weight { name, rows, cols, format });
+        WeightId(self.weights.len() as u32 - 1)
+    }
+
+    /// Declares a rotary table (equal tables share a handle).
+    pub fn rope_table(&mut self, rope: Rope) -> RopeId {
+        let found = self.ropes.iter().position(|r| *r == rope);
+        let i = found.unwrap_or_else(|| {
+            self.ropes.push(rope);
+            self.ropes.len() - 1
+        });
+        RopeId(i as u32)
+    }
+
+    /// Nodes added from here on belong to model layer `layer` (for reports); `None` outside layers.
+    pub fn enter_layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    fn push(&mut self, op: Op, rows: Rows, cols: u32) -> NodeId {
+        self.nodes.push(Node { op, shape: Shape { rows, cols }, layer: self.layer.unwrap_or(u32::MAX) });
+        NodeId(self.nodes.len() as u32 - 1)
+    }
+
+    /// Token embedding.
+    pub fn embed(&mut self, table: WeightId) -> NodeId {
+        let cols = self.weights[table.index()].cols;
+        self.push(Op::Embed { table }, Rows::Tokens, cols)
+    }
+
+    /// Rows whose logits are wanted.
+    pub fn select_rows(&mut self, x: NodeId) -> NodeId {
+        let cols = self.node(x).shape.cols;
+        self.push(Op::SelectRows { x }, Rows::Outputs, cols)
+    }
+
+    /// x · factor.
+    pub fn scale(&mut self, x: NodeId, factor: f32) -> NodeId {
+        let s = self.node(x).shape;
+        self.push(Op::Scale { x, factor }, s.rows, s.cols)
+    }
+
+    /// RMS norm over groups of as many columns as `weight` has.
+    pub fn rms_norm(&mut self, x: NodeId, weight: WeightId, eps: f32) -> NodeId {
+        let (s, group) = (self.node(x).shape, self.weights[weight.index()].cols);
+        assert!(s.cols.is_multiple_of(group), "norm of {} columns in groups of {group}", s.cols);
+        self.push(Op::RmsNorm { x, weight, eps, group }, s.rows, s.cols)
+    }
+
+    /// x · Wᵀ.
+    pub fn matmul(&mut self, x: NodeId, weight: WeightId) -> NodeId {
+        let (s, w) = (self.node(x).shape, &self.weights[weight.index()]);
+        assert!(s.cols == w.cols, "{}: {} columns, input has {}", w.name, w.cols, s.cols);
+        let rows = w.rows;
+        self.push(Op::MatMul { x, weight }, s.rows, rows)
+    }
+
+    /// x + bias.
+    pub fn bias(&mut self, x: NodeId, weight: WeightId) -> NodeId {
+        let s = self.node(x).shape;
+        assert!(self.weights[weight.index()].cols == s.cols, "bias length");
+        self.push(Op::Bias { x, weight }, s.rows, s.cols)
+    }
+
+    /// a + b.
+    pub fn add(&mut self, a: NodeId, b: NodeId) -> NodeId {
+        let s = self.node(a).shape;
+        assert!(s == self.node(b).shape, "add of unequal shapes");
+        self.push(Op::Add { a, b }, s.rows, s.cols)
+    }
+
+    /// act(gate) · up.
+    pub fn glu(&mut self, gate: NodeId, up: NodeId, act: Activation) -> NodeId {
+        let s = self.node(gate).shape;
+        assert!(s == self.node(up).shape, "glu of unequal shapes");
+        self.push(Op::Glu { gate, up, act }, s.rows, s.cols)
+    }
+
+    /// Rotary embedding of every head of `x`.
+    pub fn rope(&mut self, x: NodeId, head_dim: u32, pairing: Pairing, rope: RopeId) -> NodeId {
+        let s = self.node(x).shape;
+        let rotated = 2 * self.ropes[rope.index()].inv_freq.len() as u32;
+        assert!(s.cols.is_multiple_of(head_dim) && rotated <= head_dim, "rope head size");
+        self.push(Op::Rope { x, head_dim, pairing, rope }, s.rows, s.cols)
+    }
+
+    /// Appends K and V to a new KV layer with heads of `head_dim`.
+    pub fn kv_append(&mut self, k: NodeId, v: NodeId, head_dim: u32) -> NodeId {
+        let s = self.node(k).shape;
+        assert!(s == self.node(v).shape && s.cols.is_multiple_of(head_dim), "key and value shapes");
+        let layer = self.kv.len() as u32;
+        self.kv.push(KvShape { heads: s.cols / head_dim, head_dim });
+        self.push(Op::KvAppend { k, v, layer }, s.rows, 0)
+    }
+
+    /// Attention over the layer that `append` extends.
+    pub fn attention(&mut self, q: NodeId, append: NodeId, spec: AttentionSpec) -> NodeId {
+        let s = self.node(q).shape;
+        let Op::KvAppend { layer, .. } = self.node(append).op else { panic!("attention without an append") };
+        let kv = self.kv[layer as usize];
+        assert!(s.cols == spec.heads * spec.head_dim, "query width");
+        assert!(kv == KvShape { heads: spec.kv_heads, head_dim: spec.head_dim }, "KV shape");
+        assert!(spec.heads.is_multiple_of(spec.kv_heads), "query heads per KV head");
+        self.push(Op::Attention { q, append, spec }, s.rows, s.cols)
+    }
+
+    /// Declares which value holds the logits.
+    pub fn set_logits(&mut self, logits: NodeId) {
+        self.logits = Some(logits);
+    }
+
+    /// The same graph with a greedy tail: the largest logit's index per output row.
+    pub fn argmax(&mut self, x: NodeId) -> NodeId {
+        let rows = self.node(x).shape.rows;
+        self.push(Op::Argmax { x }, rows, 1)
+    }
+}
+
+/// Reading.
+impl Graph {
+    /// All nodes; a node's inputs have lower indices.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+    /// All handles in order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+    /// A node's operation.
+    pub fn op(&self, id: NodeId) -> &Op {
+        &self.nodes[id.index()].op
+    }
+    /// All weights.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+    /// A weight.
+    pub fn weight_of(&self, id: WeightId) -> &Weight {
+        &self.weights[id.index()]
+    }
+    /// All rotary tables.
+    pub fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+    /// KV cache shape of each KV layer.
+    pub fn kv(&self) -> &[KvShape] {
+        &self.kv
+    }
+    /// The value that holds the logits, [Outputs, vocabulary].
+    pub fn logits(&self) -> Option<NodeId> {
+        self.logits
+    }
+    /// For every node, the nodes that read it.
+    pub fn users(&self) -> Vec<Vec<NodeId>> {
+        let mut users = vec![vec![]; self.nodes.len()];
+        for id in self.ids() {
+            for input in self.op(id).inputs() {
+                users[input.index()].push(id);
+            }
+        }
+        users
+    }
+}
