@@ -100,28 +100,17 @@ pub(crate) fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
 impl Driver {
     /// Finds `NAME` or `NAME:OPTION`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (name, option) = text
-            .split_once(':')
-            .map_or((text, None), |(name, option)| (name, Some(option)));
+        let (name, option) = text.split_once(':').map_or((text, None), |(name, option)| (name, Some(option)));
         let row = DRIVERS.iter().find(|row| row.name == name).ok_or_else(|| {
             let known: Vec<&str> = names().map(|(name, _)| name).collect();
-            format!(
-                "there is no driver set `{name}`; known: {}",
-                known.join(", ")
-            )
+            format!("there is no driver set `{name}`; known: {}", known.join(", "))
         })?;
         let (variable, default, allowed) = row.option;
         let option = option.unwrap_or(default);
         if !allowed.is_empty() && !allowed.contains(&option) {
-            return Err(format!(
-                "{variable} of `{name}` is one of {}, not `{option}`",
-                allowed.join(", ")
-            ));
+            return Err(format!("{variable} of `{name}` is one of {}, not `{option}`", allowed.join(", ")));
         }
-        Ok(Self {
-            row,
-            option: option.to_string(),
-        })
+        Ok(Self { row, option: option.to_string() })
     }
 
     /// `NAME:OPTION`.
@@ -139,36 +128,23 @@ impl Driver {
         let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
         let own = own.to_str().ok_or("the project's path is not UTF-8")?;
         // A list in TOML, not a variable of the environment, so that a path with a space stays whole.
-        let runner = format!(
-            "target.'cfg(all())'.runner = [{own:?}, {ENTER:?}, {:?}]",
-            self.full_name()
-        );
+        let runner = format!("target.'cfg(all())'.runner = [{own:?}, {ENTER:?}, {:?}]", self.full_name());
         let mut command = cargo();
         command.arg("--config").arg(runner).args(arguments);
         Ok(command)
     }
 
     /// `program` inside this driver set. The program's arguments are still to be added.
-    pub(crate) fn program(
-        &self,
-        program: &Path,
-        validation: Option<&Validation>,
-    ) -> Result<Command, String> {
+    pub(crate) fn program(&self, program: &Path, validation: Option<&Validation>) -> Result<Command, String> {
         if !self.is_installed() {
-            return Err(format!(
-                "the driver set `{}` is not set up: run `cargo xtask setup`",
-                self.row.name
-            ));
+            return Err(format!("the driver set `{}` is not set up: run `cargo xtask setup`", self.row.name));
         }
         let way = Way::of_this_machine();
         let mut command = way.command(self.row.root, program);
         let share = way.usr(self.row.root).join("share/vulkan");
         let (variable, ..) = self.row.option;
         command
-            .env(
-                "VK_DRIVER_FILES",
-                share.join("icd.d").join(self.row.manifest),
-            )
+            .env("VK_DRIVER_FILES", share.join("icd.d").join(self.row.manifest))
             .env("VK_LOADER_LAYERS_DISABLE", "~implicit~")
             .env("VK_LAYER_PATH", share.join("explicit_layer.d"))
             .env(variable, &self.option)
@@ -220,20 +196,13 @@ impl Way {
                 // The shell was loaded before /usr changed, and becomes the program.
                 let script = "mount --bind /usr/local \"$0/local\"; mount --rbind \"$0\" /usr && exec \"$@\"";
                 let mut command = self.unshare();
-                command
-                    .args(["sh", "-c", script])
-                    .arg(packages::folder(root).join("usr"))
-                    .arg(program);
+                command.args(["sh", "-c", script]).arg(packages::folder(root).join("usr")).arg(program);
                 command
             }
             Way::Loader => {
                 let libraries = library_folder(root);
                 let inside = packages::folder(root).join("usr/bin").join(program);
-                let program = if inside.is_file() {
-                    inside
-                } else {
-                    program.to_path_buf()
-                };
+                let program = if inside.is_file() { inside } else { program.to_path_buf() };
                 let mut command = Command::new(loader(&libraries));
                 command.arg("--library-path").arg(&libraries).arg(program);
                 command
@@ -253,13 +222,10 @@ impl Way {
 /// The dynamic loader in a folder of libraries (`ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`).
 fn loader(libraries: &Path) -> PathBuf {
     let entries = fs::read_dir(libraries).into_iter().flatten().flatten();
-    let mut names = entries.map(|entry| entry.path()).filter(|path| {
-        path.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("ld-linux-"))
-    });
-    names
-        .next()
-        .unwrap_or_else(|| libraries.join("ld-linux.so"))
+    let mut names = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-linux-")));
+    names.next().unwrap_or_else(|| libraries.join("ld-linux.so"))
 }
 
 /// The settings of the validation layer for one program and its children, and a listener to what it says.
@@ -279,20 +245,12 @@ impl Validation {
         if layers == Layers::None {
             return Ok(None);
         }
-        let folder = test_folder()
-            .join("validation")
-            .join(std::process::id().to_string());
+        let folder = test_folder().join("validation").join(std::process::id().to_string());
         fs::create_dir_all(&folder).map_err(at(&folder))?;
         // A pipe, because each process of a test opens the file afresh and would empty it.
         let messages = folder.join("messages");
         capture(Command::new("mkfifo").arg(&messages))?;
-        let open = || {
-            File::options()
-                .read(true)
-                .write(true)
-                .open(&messages)
-                .map_err(at(&messages))
-        };
+        let open = || File::options().read(true).write(true).open(&messages).map_err(at(&messages));
         let gpu_assisted = layers == Layers::GpuAssisted;
         // The layer writes to a file even when the program listens itself, so no message gets lost.
         // Left out are its own remarks about the features that instrumenting the shaders needs.
@@ -318,20 +276,13 @@ impl Validation {
             let _ = reader.read_until(END, &mut said);
             String::from_utf8_lossy(said.strip_suffix(&[END]).unwrap_or(&said)).into_owned()
         });
-        Ok(Some(Self {
-            folder,
-            pipe: open()?,
-            listener,
-        }))
+        Ok(Some(Self { folder, pipe: open()?, listener }))
     }
 
     /// What the layer said.
     fn finish(mut self) -> Result<String, String> {
         self.pipe.write_all(&[END]).map_err(at(&self.folder))?;
-        let said = self
-            .listener
-            .join()
-            .map_err(|_| "the listener to the validation layer panicked")?;
+        let said = self.listener.join().map_err(|_| "the listener to the validation layer panicked")?;
         fs::remove_dir_all(&self.folder).map_err(at(&self.folder))?;
         Ok(said.trim().to_string())
     }
@@ -343,11 +294,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     let [name, rest @ ..] = arguments else {
         return Err(usage.to_string());
     };
-    let rest = if rest.first().is_some_and(|word| word == "--") {
-        &rest[1..]
-    } else {
-        rest
-    };
+    let rest = if rest.first().is_some_and(|word| word == "--") { &rest[1..] } else { rest };
     let [program, program_arguments @ ..] = rest else {
         return Err(usage.to_string());
     };
@@ -356,14 +303,10 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     }
     let driver = Driver::parse(name)?;
     if !driver.is_installed() {
-        return Err(format!(
-            "the driver set `{name}` is not set up: run `cargo xtask setup`"
-        ));
+        return Err(format!("the driver set `{name}` is not set up: run `cargo xtask setup`"));
     }
     let mut cargo = driver.cargo(program_arguments)?;
-    let status = cargo
-        .status()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    let status = cargo.status().map_err(|error| format!("cannot start cargo: {error}"))?;
     Ok(exit_code(status))
 }
 
@@ -381,40 +324,26 @@ fn enter_with(name: &str, program: &str, arguments: &[String]) -> Result<ExitCod
     let validation = Validation::new(driver.row.layers)?;
     let mut command = driver.program(Path::new(program), validation.as_ref())?;
     command.args(arguments.iter().map(OsString::from));
-    let status = command
-        .status()
-        .map_err(|error| format!("cannot start `{program}`: {error}"))?;
-    let said = validation
-        .map(Validation::finish)
-        .transpose()?
-        .unwrap_or_default();
+    let status = command.status().map_err(|error| format!("cannot start `{program}`: {error}"))?;
+    let said = validation.map(Validation::finish).transpose()?.unwrap_or_default();
     if said.is_empty() {
         return Ok(exit_code(status));
     }
     eprintln!("{said}");
     eprintln!("error: the validation layer had something to say (above): this run fails");
-    Ok(if status.success() {
-        ExitCode::from(101)
-    } else {
-        exit_code(status)
-    })
+    Ok(if status.success() { ExitCode::from(101) } else { exit_code(status) })
 }
 
 /// A program's exit code, or 128 plus the signal that ended it, as shells count.
 fn exit_code(status: std::process::ExitStatus) -> ExitCode {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal))
-        .unwrap_or(1);
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 /// Checks that each root's driver comes up as the device it should be.
 pub(crate) fn check() -> Result<(), String> {
     if !found("unshare") {
-        step(
-            "`unshare` (package util-linux) is missing: programs will be started through the root's loader",
-        );
+        step("`unshare` (package util-linux) is missing: programs will be started through the root's loader");
     }
     let rows = [
         ("lavapipe-validated:512", "llvmpipe"),
@@ -424,8 +353,7 @@ pub(crate) fn check() -> Result<(), String> {
     ];
     for (name, device) in rows {
         let driver = Driver::parse(name)?;
-        let stamp =
-            packages::folder(driver.row.root).join(format!("checked-{}", name.replace(':', "-")));
+        let stamp = packages::folder(driver.row.root).join(format!("checked-{}", name.replace(':', "-")));
         if stamp.exists() {
             continue;
         }
@@ -437,15 +365,9 @@ pub(crate) fn check() -> Result<(), String> {
             .env("VK_LOADER_DEBUG", "driver,info")
             .output()
             .map_err(|error| format!("cannot start vulkaninfo: {error}"))?;
-        let said = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !said.contains(device) {
-            return Err(format!(
-                "{name} shows no device {device}; vulkaninfo said:\n{said}"
-            ));
+            return Err(format!("{name} shows no device {device}; vulkaninfo said:\n{said}"));
         }
         fs::write(&stamp, "").map_err(at(&stamp))?;
         step(&format!("{name}: works"));

@@ -44,8 +44,8 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "ci",
-        arguments: "",
-        about: "fmt, clippy, tidy and docs, then `test`",
+        arguments: "[--checks]",
+        about: "fmt, clippy, tidy and docs, then `test` (not with --checks)",
         run: ci::command,
     },
     Command {
@@ -108,19 +108,11 @@ fn help(wanted: &str) -> ExitCode {
     }
     println!("cargo xtask COMMAND");
     for command in COMMANDS {
-        println!(
-            "  {:<48} {}",
-            format!("{} {}", command.name, command.arguments),
-            command.about
-        );
+        println!("  {:<48} {}", format!("{} {}", command.name, command.arguments), command.about);
     }
     println!("drivers for `vk`:");
     for (name, about) in drivers::names() {
         println!("  {name:<48} {about}");
     }
-    if asked {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if asked { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -33,32 +33,18 @@ pub(crate) fn cargo() -> Command {
 
 /// Runs to the end with the terminal's own input and output.
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
-    let status = command
-        .status()
-        .map_err(|error| cannot_start(command, &error))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("`{}` ended with {status}", shown(command)))
-    }
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("`{}` ended with {status}", shown(command))) }
 }
 
 /// Runs to the end and returns standard output; standard error is in the message when it fails.
 pub(crate) fn capture(command: &mut Command) -> Result<String, String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| cannot_start(command, &error))?;
+    let output = command.stdin(Stdio::null()).output().map_err(|error| cannot_start(command, &error))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!(
-        "`{}` ended with {}\n{}",
-        shown(command),
-        output.status,
-        said.trim_end()
-    ))
+    Err(format!("`{}` ended with {}\n{}", shown(command), output.status, said.trim_end()))
 }
 
 /// Whether a program of this name is in PATH.

