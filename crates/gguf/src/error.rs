@@ -120,7 +120,7 @@ pub enum GgufError {
         key: String,
     },
     /// `general.alignment` is unusable.
-    #[error("general.alignment is {alignment}; it must be a power of two and at least 8")]
+    #[error("general.alignment is {alignment}; it must be a power of two from 8 to 1048576")]
     Alignment {
         /// What the file says.
         alignment: u64,

@@ -18,6 +18,10 @@ pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 /// The alignment without that key.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 
+/// The largest alignment accepted, in bytes: far above any page, and small enough that a damaged
+/// value cannot make a writer pad by gigabytes.
+const MOST_ALIGNMENT: u64 = 1 << 20;
+
 /// How deep arrays may nest. Real files have no array of arrays at all.
 const DEEPEST: u32 = 8;
 /// Key length, value type and a one-byte value.
@@ -216,7 +220,7 @@ pub(crate) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     let alignment = metadata
         .u32(ALIGNMENT_KEY)?
         .map_or(DEFAULT_ALIGNMENT, u64::from);
-    if alignment < 8 || !alignment.is_power_of_two() {
+    if !(8..=MOST_ALIGNMENT).contains(&alignment) || !alignment.is_power_of_two() {
         return Err(GgufError::Alignment { alignment });
     }
     Ok(alignment)

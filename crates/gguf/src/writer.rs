@@ -66,7 +66,7 @@ impl<'a> GgufWriter<'a> {
         self
     }
 
-    /// Sets the alignment of tensor data in bytes: a power of two, at least 8 (checked on writing).
+    /// Sets the alignment of tensor data in bytes: a power of two from 8 to 2^20 (checked on writing).
     pub fn set_alignment(&mut self, alignment: u32) -> &mut Self {
         self.set(ALIGNMENT_KEY, alignment)
     }

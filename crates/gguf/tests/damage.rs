@@ -232,7 +232,7 @@ fn alignments_are_checked_when_read_and_when_written() {
         0
     );
     let at = find(&bytes, b"general.alignment") + 17 + 4;
-    for bad in [0_u32, 4, 48] {
+    for bad in [0_u32, 4, 48, 1 << 31] {
         let mut bytes = bytes.clone();
         bytes[at..at + 4].copy_from_slice(&bad.to_le_bytes());
         assert!(matches!(error(bytes), GgufError::Alignment { .. }));
