@@ -27,21 +27,8 @@ fn lookups(gguf: &Gguf) {
     let m = gguf.metadata();
     for (key, value) in m.iter() {
         assert_eq!(m.get(key).map(|v| v.ty()), Some(value.ty()));
-        let _ = (
-            m.u32(key),
-            m.i32(key),
-            m.u64(key),
-            m.usize(key),
-            m.f32(key),
-            m.bool(key),
-        );
-        let _ = (
-            m.str(key),
-            m.f32s(key),
-            m.bools(key),
-            m.i32s(key),
-            m.u32s(key),
-        );
+        let _ = (m.u32(key), m.i32(key), m.u64(key), m.usize(key), m.f32(key), m.bool(key));
+        let _ = (m.str(key), m.f32s(key), m.bools(key), m.i32s(key), m.u32s(key));
         let _ = m.u32_per_layer(key, 5);
         if let Ok(Some(strings)) = m.strings(key) {
             assert_eq!(strings.iter().count(), strings.len());
@@ -56,8 +43,7 @@ fn rewrite(gguf: &Gguf) -> Vec<u8> {
         w.set(key, value.clone());
     }
     for t in gguf.tensors() {
-        w.tensor(&t.name, &t.shape, t.ty, gguf.data(t))
-            .expect("a readable tensor");
+        w.tensor(&t.name, &t.shape, t.ty, gguf.data(t)).expect("a readable tensor");
     }
     w.to_bytes().expect("readable names and alignment")
 }

@@ -46,10 +46,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `N` bytes, for `from_le_bytes`.
-    pub(crate) fn array<const N: usize>(
-        &mut self,
-        field: Arguments<'_>,
-    ) -> Result<[u8; N], GgufError> {
+    pub(crate) fn array<const N: usize>(&mut self, field: Arguments<'_>) -> Result<[u8; N], GgufError> {
         let bytes = self.take(N as u64, field)?;
         let mut array = [0; N];
         array.copy_from_slice(bytes);
@@ -66,20 +63,12 @@ impl<'a> Cursor<'a> {
 
     /// A 64-bit count of things that take at least `least_bytes` each; refused if the rest of the
     /// file could not hold them.
-    pub(crate) fn count(
-        &mut self,
-        least_bytes: u64,
-        field: Arguments<'_>,
-    ) -> Result<usize, GgufError> {
+    pub(crate) fn count(&mut self, least_bytes: u64, field: Arguments<'_>) -> Result<usize, GgufError> {
         let count = self.u64(field)?;
         let limit = (self.remaining() as u64 / least_bytes).min(MOST_ELEMENTS);
         match usize::try_from(count) {
             Ok(n) if count <= limit => Ok(n),
-            _ => Err(GgufError::Count {
-                field: field.to_string(),
-                count,
-                limit,
-            }),
+            _ => Err(GgufError::Count { field: field.to_string(), count, limit }),
         }
     }
 
@@ -91,12 +80,7 @@ impl<'a> Cursor<'a> {
         field: Arguments<'_>,
     ) -> Result<Vec<T>, GgufError> {
         let bytes = self.take((count as u64).saturating_mul(N as u64), field)?;
-        Ok(bytes
-            .as_chunks::<N>()
-            .0
-            .iter()
-            .map(|&chunk| convert(chunk))
-            .collect())
+        Ok(bytes.as_chunks::<N>().0.iter().map(|&chunk| convert(chunk)).collect())
     }
 
     /// A string: 64-bit length, then UTF-8.
@@ -104,10 +88,7 @@ impl<'a> Cursor<'a> {
         let length = self.count(1, format_args!("the length of {field}"))?;
         let offset = self.position as u64;
         let bytes = self.take(length as u64, field)?;
-        std::str::from_utf8(bytes).map_err(|_| GgufError::Utf8 {
-            field: field.to_string(),
-            offset,
-        })
+        std::str::from_utf8(bytes).map_err(|_| GgufError::Utf8 { field: field.to_string(), offset })
     }
 
     /// A boolean: one byte, 0 or 1.
@@ -115,10 +96,7 @@ impl<'a> Cursor<'a> {
         match self.array(field)? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [value] => Err(GgufError::Bool {
-                field: field.to_string(),
-                value,
-            }),
+            [value] => Err(GgufError::Bool { field: field.to_string(), value }),
         }
     }
 }

@@ -96,9 +96,7 @@ pub enum GgufError {
         value: u8,
     },
     /// A metadata value type that GGUF does not define.
-    #[error(
-        "{field} has unknown value type {id} (0 to 12 exist); the file is damaged or newer than this program"
-    )]
+    #[error("{field} has unknown value type {id} (0 to 12 exist); the file is damaged or newer than this program")]
     ValueType {
         /// The field being read.
         field: String,
@@ -134,9 +132,7 @@ pub enum GgufError {
         count: u64,
     },
     /// A tensor dimension of zero.
-    #[error(
-        "dimension {dimension} of tensor {tensor:?} is 0; the file is damaged or badly converted"
-    )]
+    #[error("dimension {dimension} of tensor {tensor:?} is 0; the file is damaged or badly converted")]
     ZeroDimension {
         /// The tensor.
         tensor: String,
@@ -164,9 +160,7 @@ pub enum GgufError {
         row: u64,
     },
     /// A tensor whose size overflows.
-    #[error(
-        "the dimensions of tensor {tensor:?} multiply to more than any memory holds; the file is damaged"
-    )]
+    #[error("the dimensions of tensor {tensor:?} multiply to more than any memory holds; the file is damaged")]
     TensorTooLarge {
         /// The tensor.
         tensor: String,
@@ -207,9 +201,7 @@ pub enum GgufError {
         second: String,
     },
     /// The same tensor name twice (in one file or over all parts of a split one).
-    #[error(
-        "tensor {name:?} appears twice; the file is damaged, or a part belongs to another model"
-    )]
+    #[error("tensor {name:?} appears twice; the file is damaged, or a part belongs to another model")]
     DuplicateTensor {
         /// The name.
         name: String,
@@ -238,9 +230,7 @@ pub enum GgufError {
         found: String,
     },
     /// A metadata value of another type than was asked for.
-    #[error(
-        "metadata key {key:?} is {found}, but {expected} belongs there; the file is badly converted"
-    )]
+    #[error("metadata key {key:?} is {found}, but {expected} belongs there; the file is badly converted")]
     WrongType {
         /// The key.
         key: String,
@@ -262,9 +252,7 @@ pub enum GgufError {
         expected: &'static str,
     },
     /// A per-layer array with too few entries.
-    #[error(
-        "metadata key {key:?} has {found} entries for {needed} layers; the file is badly converted"
-    )]
+    #[error("metadata key {key:?} has {found} entries for {needed} layers; the file is badly converted")]
     TooFewEntries {
         /// The key.
         key: String,
@@ -290,10 +278,7 @@ impl GgufError {
     pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
         match self {
             Self::Io { .. } | Self::InFile { .. } => self,
-            other => Self::InFile {
-                path: path.to_owned(),
-                source: Box::new(other),
-            },
+            other => Self::InFile { path: path.to_owned(), source: Box::new(other) },
         }
     }
 }

@@ -84,10 +84,7 @@ impl Gguf {
         let header = header(&bytes, 0)?;
         let (number, count) = split::part_of(&header.metadata)?;
         if count != 1 {
-            return Err(GgufError::SplitName {
-                part: number.saturating_add(1),
-                count,
-            });
+            return Err(GgufError::SplitName { part: number.saturating_add(1), count });
         }
         Self::assemble(vec![(Bytes::Owned(bytes), header)], Vec::new())
     }
@@ -108,11 +105,7 @@ impl Gguf {
                 gguf.metadata = header.metadata;
             }
             for tensor in header.tensors {
-                if gguf
-                    .index
-                    .insert(tensor.name.clone(), gguf.tensors.len())
-                    .is_some()
-                {
+                if gguf.index.insert(tensor.name.clone(), gguf.tensors.len()).is_some() {
                     let error = GgufError::DuplicateTensor { name: tensor.name };
                     return Err(gguf.locate(error, i));
                 }
@@ -121,8 +114,7 @@ impl Gguf {
             gguf.parts.push(bytes);
         }
         if gguf.parts.len() > 1 {
-            split::check_total(&gguf.metadata, gguf.tensors.len())
-                .map_err(|e| gguf.locate(e, 0))?;
+            split::check_total(&gguf.metadata, gguf.tensors.len()).map_err(|e| gguf.locate(e, 0))?;
         }
         Ok(gguf)
     }
@@ -167,10 +159,7 @@ impl Gguf {
 
     /// The size of the file, or of all parts together, in bytes.
     pub fn file_bytes(&self) -> u64 {
-        self.parts
-            .iter()
-            .map(|part| part.as_slice().len() as u64)
-            .sum()
+        self.parts.iter().map(|part| part.as_slice().len() as u64).sum()
     }
 
     /// The files, in the order of the parts; empty for a model from memory.
@@ -180,10 +169,7 @@ impl Gguf {
 }
 
 fn map(path: &Path) -> Result<Bytes, GgufError> {
-    let io = |source| GgufError::Io {
-        path: path.to_owned(),
-        source,
-    };
+    let io = |source| GgufError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and lives as long as the slices made of it. Rust cannot rule out
     // that another process changes the file meanwhile; `Gguf::open` makes that the caller's promise,

@@ -38,9 +38,7 @@ impl Metadata {
 
     /// All entries in the file's order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
-        self.entries
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
+        self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value of a key.
@@ -60,9 +58,7 @@ impl Metadata {
     /// Appends a key that must be new.
     pub(crate) fn insert_new(&mut self, key: &str, value: Value) -> Result<(), GgufError> {
         if self.index.contains_key(key) {
-            return Err(GgufError::DuplicateKey {
-                key: key.to_owned(),
-            });
+            return Err(GgufError::DuplicateKey { key: key.to_owned() });
         }
         self.append(key.to_owned(), value);
         Ok(())
@@ -93,11 +89,7 @@ impl Metadata {
         self.integer(key, "usize")
     }
 
-    fn integer<T: TryFrom<i128>>(
-        &self,
-        key: &str,
-        expected: &'static str,
-    ) -> Result<Option<T>, GgufError> {
+    fn integer<T: TryFrom<i128>>(&self, key: &str, expected: &'static str) -> Result<Option<T>, GgufError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
@@ -166,11 +158,7 @@ impl Metadata {
         self.integers(key, "u32")
     }
 
-    fn integers<T: TryFrom<i128>>(
-        &self,
-        key: &str,
-        expected: &'static str,
-    ) -> Result<Option<Vec<T>>, GgufError> {
+    fn integers<T: TryFrom<i128>>(&self, key: &str, expected: &'static str) -> Result<Option<Vec<T>>, GgufError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
@@ -179,10 +167,7 @@ impl Metadata {
             _ => None,
         };
         let elements = elements.ok_or_else(|| wrong_type(key, "an array of integers", value))?;
-        elements
-            .map(|v| fit(key, v, expected))
-            .collect::<Result<_, _>>()
-            .map(Some)
+        elements.map(|v| fit(key, v, expected)).collect::<Result<_, _>>().map(Some)
     }
 
     /// A per-layer setting such as `head_count_kv`: an array with one integer a layer, or one
@@ -195,11 +180,7 @@ impl Metadata {
             return Ok(None);
         };
         if values.len() < layers {
-            return Err(GgufError::TooFewEntries {
-                key: key.to_owned(),
-                found: values.len(),
-                needed: layers,
-            });
+            return Err(GgufError::TooFewEntries { key: key.to_owned(), found: values.len(), needed: layers });
         }
         values.truncate(layers);
         Ok(Some(values))
@@ -214,26 +195,16 @@ impl Metadata {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        pick(value)
-            .map(Some)
-            .ok_or_else(|| wrong_type(key, expected, value))
+        pick(value).map(Some).ok_or_else(|| wrong_type(key, expected, value))
     }
 }
 
 fn wrong_type(key: &str, expected: &'static str, value: &Value) -> GgufError {
-    GgufError::WrongType {
-        key: key.to_owned(),
-        expected,
-        found: value.describe(),
-    }
+    GgufError::WrongType { key: key.to_owned(), expected, found: value.describe() }
 }
 
 fn fit<T: TryFrom<i128>>(key: &str, value: i128, expected: &'static str) -> Result<T, GgufError> {
-    T::try_from(value).map_err(|_| GgufError::OutOfRange {
-        key: key.to_owned(),
-        value,
-        expected,
-    })
+    T::try_from(value).map_err(|_| GgufError::OutOfRange { key: key.to_owned(), value, expected })
 }
 
 #[cfg(test)]
@@ -267,10 +238,7 @@ mod tests {
         assert_eq!(m.u32s("types").unwrap(), Some(vec![1, 2]));
         assert_eq!(m.u32("absent").unwrap(), None);
         assert_eq!(m.strings("absent").unwrap(), None);
-        assert!(matches!(
-            m.u32("minus"),
-            Err(GgufError::OutOfRange { value: -1, .. })
-        ));
+        assert!(matches!(m.u32("minus"), Err(GgufError::OutOfRange { value: -1, .. })));
         assert_eq!(
             m.u32("words").unwrap_err().to_string(),
             "metadata key \"words\" is an array of 2 string, but an integer belongs there; \
@@ -285,14 +253,7 @@ mod tests {
         assert_eq!(m.u32_per_layer("byte", 2).unwrap(), Some(vec![7, 7]));
         assert_eq!(m.u32_per_layer("kv", 2).unwrap(), Some(vec![4, 8]));
         assert_eq!(m.u32_per_layer("absent", 2).unwrap(), None);
-        assert!(matches!(
-            m.u32_per_layer("kv", 4),
-            Err(GgufError::TooFewEntries {
-                found: 3,
-                needed: 4,
-                ..
-            })
-        ));
+        assert!(matches!(m.u32_per_layer("kv", 4), Err(GgufError::TooFewEntries { found: 3, needed: 4, .. })));
     }
 
     #[test]
@@ -301,9 +262,6 @@ mod tests {
         m.insert("byte", 8_u8);
         assert_eq!(m.iter().next(), Some(("byte", &Value::U8(8))));
         assert_eq!(m.len(), 9);
-        assert!(matches!(
-            m.insert_new("byte", Value::U8(1)),
-            Err(GgufError::DuplicateKey { .. })
-        ));
+        assert!(matches!(m.insert_new("byte", Value::U8(1)), Err(GgufError::DuplicateKey { .. })));
     }
 }

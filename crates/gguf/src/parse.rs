@@ -52,10 +52,7 @@ pub(crate) fn header(file: &[u8], part: usize) -> Result<Header, GgufError> {
     let mut cursor = Cursor::new(file);
     let version = magic_and_version(file, &mut cursor)?;
     let tensor_count = cursor.count(LEAST_TENSOR_BYTES, format_args!("the number of tensors"))?;
-    let entry_count = cursor.count(
-        LEAST_ENTRY_BYTES,
-        format_args!("the number of metadata keys"),
-    )?;
+    let entry_count = cursor.count(LEAST_ENTRY_BYTES, format_args!("the number of metadata keys"))?;
 
     let mut metadata = Metadata::new();
     for i in 0..entry_count {
@@ -77,15 +74,9 @@ pub(crate) fn header(file: &[u8], part: usize) -> Result<Header, GgufError> {
     }
 
     // A file without tensors may end right after its header, without padding.
-    let start = (cursor.position() as u64)
-        .next_multiple_of(alignment)
-        .min(file.len() as u64);
+    let start = (cursor.position() as u64).next_multiple_of(alignment).min(file.len() as u64);
     let tensors = place(entries, start, file.len() as u64 - start, alignment, part)?;
-    Ok(Header {
-        version,
-        metadata,
-        tensors,
-    })
+    Ok(Header { version, metadata, tensors })
 }
 
 fn magic_and_version(file: &[u8], cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
@@ -100,9 +91,7 @@ fn magic_and_version(file: &[u8], cursor: &mut Cursor<'_>) -> Result<u32, GgufEr
     match version {
         2 | 3 => Ok(version),
         // A small number in reversed byte order.
-        _ if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian {
-            version: version.swap_bytes(),
-        }),
+        _ if version != 0 && version & 0xffff == 0 => Err(GgufError::BigEndian { version: version.swap_bytes() }),
         _ => Err(GgufError::Version { version }),
     }
 }
@@ -110,27 +99,12 @@ fn magic_and_version(file: &[u8], cursor: &mut Cursor<'_>) -> Result<u32, GgufEr
 /// What a file that is not GGUF most likely is.
 fn foreign_file_hint(file: &[u8]) -> &'static str {
     const KNOWN: [(&[u8], &str); 6] = [
-        (
-            b"lmgg",
-            "it is a model in the old GGML format, get the model as GGUF",
-        ),
-        (
-            b"fmgg",
-            "it is a model in the old GGMF format, get the model as GGUF",
-        ),
-        (
-            b"tjgg",
-            "it is a model in the old GGJT format, get the model as GGUF",
-        ),
-        (
-            b"version https://git-lfs",
-            "it is a Git LFS pointer, fetch the file itself with `git lfs pull`",
-        ),
+        (b"lmgg", "it is a model in the old GGML format, get the model as GGUF"),
+        (b"fmgg", "it is a model in the old GGMF format, get the model as GGUF"),
+        (b"tjgg", "it is a model in the old GGJT format, get the model as GGUF"),
+        (b"version https://git-lfs", "it is a Git LFS pointer, fetch the file itself with `git lfs pull`"),
         (b"<", "it is a web page, the download went wrong"),
-        (
-            b"PK",
-            "it is a ZIP archive (perhaps PyTorch weights), get the model as GGUF",
-        ),
+        (b"PK", "it is a ZIP archive (perhaps PyTorch weights), get the model as GGUF"),
     ];
     if file.is_empty() {
         return "the file is empty, download it again";
@@ -139,15 +113,9 @@ fn foreign_file_hint(file: &[u8]) -> &'static str {
     row.map_or("get the model as a .gguf file", |row| row.1)
 }
 
-fn value_type(
-    cursor: &mut Cursor<'_>,
-    field: std::fmt::Arguments<'_>,
-) -> Result<ValueType, GgufError> {
+fn value_type(cursor: &mut Cursor<'_>, field: std::fmt::Arguments<'_>) -> Result<ValueType, GgufError> {
     let id = cursor.u32(format_args!("the type of {field}"))?;
-    ValueType::from_id(id).ok_or_else(|| GgufError::ValueType {
-        field: field.to_string(),
-        id,
-    })
+    ValueType::from_id(id).ok_or_else(|| GgufError::ValueType { field: field.to_string(), id })
 }
 
 fn value(cursor: &mut Cursor<'_>, ty: ValueType, key: &str) -> Result<Value, GgufError> {
@@ -172,10 +140,7 @@ fn value(cursor: &mut Cursor<'_>, ty: ValueType, key: &str) -> Result<Value, Ggu
 fn array(cursor: &mut Cursor<'_>, key: &str, depth: u32) -> Result<Array, GgufError> {
     let field = format_args!("the array in metadata key {key:?}");
     if depth > DEEPEST {
-        return Err(GgufError::Nesting {
-            field: field.to_string(),
-            limit: DEEPEST,
-        });
+        return Err(GgufError::Nesting { field: field.to_string(), limit: DEEPEST });
     }
     let ty = value_type(cursor, field)?;
     let n = cursor.count(ty.least_bytes(), format_args!("the length of {field}"))?;
@@ -217,9 +182,7 @@ fn array(cursor: &mut Cursor<'_>, key: &str, depth: u32) -> Result<Array, GgufEr
 
 /// The alignment of tensor data in bytes.
 pub(crate) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
-    let alignment = metadata
-        .u32(ALIGNMENT_KEY)?
-        .map_or(DEFAULT_ALIGNMENT, u64::from);
+    let alignment = metadata.u32(ALIGNMENT_KEY)?.map_or(DEFAULT_ALIGNMENT, u64::from);
     if !(8..=MOST_ALIGNMENT).contains(&alignment) || !alignment.is_power_of_two() {
         return Err(GgufError::Alignment { alignment });
     }
@@ -230,32 +193,18 @@ fn entry(cursor: &mut Cursor<'_>, i: usize) -> Result<Entry, GgufError> {
     let name = cursor.string(format_args!("the name of tensor {i}"))?;
     let count = cursor.u32(format_args!("the number of dimensions of tensor {name:?}"))?;
     if count > 4 {
-        return Err(GgufError::Dimensions {
-            tensor: name.to_owned(),
-            count: count.into(),
-        });
+        return Err(GgufError::Dimensions { tensor: name.to_owned(), count: count.into() });
     }
     let mut shape = Vec::with_capacity(count as usize);
     for d in 0..count {
         let n = cursor.u64(format_args!("dimension {d} of tensor {name:?}"))?;
-        let n = usize::try_from(n).map_err(|_| GgufError::TensorTooLarge {
-            tensor: name.to_owned(),
-        })?;
+        let n = usize::try_from(n).map_err(|_| GgufError::TensorTooLarge { tensor: name.to_owned() })?;
         shape.push(n);
     }
-    let ty = type_of(
-        name,
-        cursor.u32(format_args!("the type of tensor {name:?}"))?,
-    )?;
+    let ty = type_of(name, cursor.u32(format_args!("the type of tensor {name:?}"))?)?;
     let offset = cursor.u64(format_args!("the offset of tensor {name:?}"))?;
     let bytes = checked_bytes(name, ty, &shape)?;
-    Ok(Entry {
-        name: name.to_owned(),
-        shape,
-        ty,
-        offset,
-        bytes,
-    })
+    Ok(Entry { name: name.to_owned(), shape, ty, offset, bytes })
 }
 
 /// Checks that every tensor lies aligned inside the data section and shares no byte with another,
@@ -269,31 +218,19 @@ fn place(
 ) -> Result<Vec<TensorInfo>, GgufError> {
     for e in &entries {
         if !e.offset.is_multiple_of(alignment) {
-            return Err(GgufError::Misaligned {
-                tensor: e.name.clone(),
-                offset: e.offset,
-                alignment,
-            });
+            return Err(GgufError::Misaligned { tensor: e.name.clone(), offset: e.offset, alignment });
         }
         let bytes = e.bytes as u64;
         let end = e.offset.checked_add(bytes);
         if end.is_none_or(|end| end > available) {
-            return Err(GgufError::OutOfFile {
-                tensor: e.name.clone(),
-                offset: e.offset,
-                bytes,
-                available,
-            });
+            return Err(GgufError::OutOfFile { tensor: e.name.clone(), offset: e.offset, bytes, available });
         }
     }
     let mut order: Vec<&Entry> = entries.iter().collect();
     order.sort_by_key(|e| e.offset);
     for pair in order.windows(2) {
         if pair[0].offset + pair[0].bytes as u64 > pair[1].offset {
-            return Err(GgufError::Overlap {
-                first: pair[0].name.clone(),
-                second: pair[1].name.clone(),
-            });
+            return Err(GgufError::Overlap { first: pair[0].name.clone(), second: pair[1].name.clone() });
         }
     }
     let tensors = entries.into_iter().map(|e| TensorInfo {

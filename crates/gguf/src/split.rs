@@ -21,25 +21,15 @@ pub(crate) fn part_of(metadata: &Metadata) -> Result<(u64, u64), GgufError> {
 
 /// The paths of all `count` parts, given the path of part `number` (from 0), by its name.
 pub(crate) fn part_paths(path: &Path, number: u64, count: u64) -> Result<Vec<PathBuf>, GgufError> {
-    let wrong_name = || GgufError::SplitName {
-        part: number.saturating_add(1),
-        count,
-    };
+    let wrong_name = || GgufError::SplitName { part: number.saturating_add(1), count };
     // Five digits: a larger count can have no such name, and a damaged one must not allocate.
     if count > 99_999 || number >= count {
         return Err(wrong_name());
     }
-    let name = path
-        .file_name()
-        .and_then(|name| name.to_str())
-        .ok_or_else(wrong_name)?;
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong_name)?;
     let suffix = |part: u64| format!("-{part:05}-of-{count:05}.gguf");
-    let prefix = name
-        .strip_suffix(suffix(number + 1).as_str())
-        .ok_or_else(wrong_name)?;
-    Ok((1..=count)
-        .map(|part| path.with_file_name(format!("{prefix}{}", suffix(part))))
-        .collect())
+    let prefix = name.strip_suffix(suffix(number + 1).as_str()).ok_or_else(wrong_name)?;
+    Ok((1..=count).map(|part| path.with_file_name(format!("{prefix}{}", suffix(part)))).collect())
 }
 
 /// Checks that a part is the one its name says.
@@ -59,11 +49,7 @@ fn expect(metadata: &Metadata, key: &'static str, expected: u64) -> Result<(), G
         return Ok(());
     }
     let found = found.map_or_else(|| "nothing".to_owned(), |n| n.to_string());
-    Err(GgufError::Split {
-        key,
-        expected,
-        found,
-    })
+    Err(GgufError::Split { key, expected, found })
 }
 
 #[cfg(test)]
@@ -73,27 +59,15 @@ mod tests {
     #[test]
     fn names_of_siblings_follow_from_any_part() {
         let paths = part_paths(Path::new("dir/m-00002-of-00003.gguf"), 1, 3).unwrap();
-        let names = [
-            "dir/m-00001-of-00003.gguf",
-            "dir/m-00002-of-00003.gguf",
-            "dir/m-00003-of-00003.gguf",
-        ];
+        let names = ["dir/m-00001-of-00003.gguf", "dir/m-00002-of-00003.gguf", "dir/m-00003-of-00003.gguf"];
         assert_eq!(paths, names.map(PathBuf::from));
     }
 
     #[test]
     fn a_renamed_part_is_refused_with_the_name_it_should_have() {
-        for path in [
-            "m.gguf",
-            "m-00001-of-00003.gguf",
-            "m-00002-of-00004.gguf",
-            "..",
-        ] {
+        for path in ["m.gguf", "m-00001-of-00003.gguf", "m-00002-of-00004.gguf", ".."] {
             let error = part_paths(Path::new(path), 1, 3).unwrap_err();
-            assert!(
-                error.to_string().contains("NAME-00002-of-00003.gguf"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("NAME-00002-of-00003.gguf"), "{error}");
         }
         assert!(part_paths(Path::new("m"), u64::MAX, u64::MAX).is_err());
     }

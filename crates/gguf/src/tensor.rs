@@ -134,9 +134,7 @@ impl FromStr for TensorType {
     /// Finds a type by its name, in upper or lower case.
     fn from_str(name: &str) -> Result<Self, UnknownTensorType> {
         let row = ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name));
-        row.map(|row| row.ty).ok_or_else(|| UnknownTensorType {
-            name: name.to_owned(),
-        })
+        row.map(|row| row.ty).ok_or_else(|| UnknownTensorType { name: name.to_owned() })
     }
 }
 
@@ -151,9 +149,7 @@ pub struct UnknownTensorType {
 /// What a type id that is not in the table means to the owner of the file.
 fn unknown_type_hint(id: u32) -> &'static str {
     match id {
-        4 | 5 | 31..=33 | 36..=38 => {
-            "which ggml has removed; get the model in a current type such as Q4_K_M or Q8_0"
-        }
+        4 | 5 | 31..=33 | 36..=38 => "which ggml has removed; get the model in a current type such as Q4_K_M or Q8_0",
         _ => "which this program does not know; the file is damaged or newer than this program",
     }
 }
@@ -193,39 +189,19 @@ pub(crate) fn type_of(tensor: &str, id: u32) -> Result<TensorType, GgufError> {
 }
 
 /// The bytes of a tensor of this type and shape, or what is wrong with its shape.
-pub(crate) fn checked_bytes(
-    tensor: &str,
-    ty: TensorType,
-    shape: &[usize],
-) -> Result<usize, GgufError> {
+pub(crate) fn checked_bytes(tensor: &str, ty: TensorType, shape: &[usize]) -> Result<usize, GgufError> {
     if shape.len() > 4 {
-        return Err(GgufError::Dimensions {
-            tensor: tensor.to_owned(),
-            count: shape.len() as u64,
-        });
+        return Err(GgufError::Dimensions { tensor: tensor.to_owned(), count: shape.len() as u64 });
     }
     if let Some(dimension) = shape.iter().position(|&n| n == 0) {
-        return Err(GgufError::ZeroDimension {
-            tensor: tensor.to_owned(),
-            dimension,
-        });
+        return Err(GgufError::ZeroDimension { tensor: tensor.to_owned(), dimension });
     }
     let row = shape.first().copied().unwrap_or(1);
     if !row.is_multiple_of(ty.block_elements()) {
-        return Err(GgufError::PartialBlock {
-            tensor: tensor.to_owned(),
-            ty,
-            row: row as u64,
-        });
+        return Err(GgufError::PartialBlock { tensor: tensor.to_owned(), ty, row: row as u64 });
     }
-    let elements = shape
-        .iter()
-        .try_fold(1_usize, |product, &n| product.checked_mul(n));
-    elements
-        .and_then(|n| ty.bytes_for(n))
-        .ok_or_else(|| GgufError::TensorTooLarge {
-            tensor: tensor.to_owned(),
-        })
+    let elements = shape.iter().try_fold(1_usize, |product, &n| product.checked_mul(n));
+    elements.and_then(|n| ty.bytes_for(n)).ok_or_else(|| GgufError::TensorTooLarge { tensor: tensor.to_owned() })
 }
 
 #[cfg(test)]
@@ -247,27 +223,12 @@ mod tests {
         let bytes = |ty, shape: &[usize]| checked_bytes("t", ty, shape);
         assert_eq!(bytes(TensorType::Q4_K, &[512, 3]).unwrap(), 2 * 144 * 3);
         assert_eq!(bytes(TensorType::F32, &[]).unwrap(), 4);
-        assert!(matches!(
-            bytes(TensorType::Q4_0, &[48]),
-            Err(GgufError::PartialBlock { row: 48, .. })
-        ));
-        assert!(matches!(
-            bytes(TensorType::F32, &[1; 5]),
-            Err(GgufError::Dimensions { count: 5, .. })
-        ));
-        assert!(matches!(
-            bytes(TensorType::F32, &[4, 0]),
-            Err(GgufError::ZeroDimension { dimension: 1, .. })
-        ));
+        assert!(matches!(bytes(TensorType::Q4_0, &[48]), Err(GgufError::PartialBlock { row: 48, .. })));
+        assert!(matches!(bytes(TensorType::F32, &[1; 5]), Err(GgufError::Dimensions { count: 5, .. })));
+        assert!(matches!(bytes(TensorType::F32, &[4, 0]), Err(GgufError::ZeroDimension { dimension: 1, .. })));
         let huge = [usize::MAX / 2, 2, 2];
-        assert!(matches!(
-            bytes(TensorType::F32, &huge),
-            Err(GgufError::TensorTooLarge { .. })
-        ));
+        assert!(matches!(bytes(TensorType::F32, &huge), Err(GgufError::TensorTooLarge { .. })));
         // The element count fits, the byte count does not.
-        assert!(matches!(
-            bytes(TensorType::F32, &[usize::MAX / 2]),
-            Err(GgufError::TensorTooLarge { .. })
-        ));
+        assert!(matches!(bytes(TensorType::F32, &[usize::MAX / 2]), Err(GgufError::TensorTooLarge { .. })));
     }
 }

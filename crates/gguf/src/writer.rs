@@ -40,11 +40,7 @@ impl Default for GgufWriter<'_> {
 impl<'a> GgufWriter<'a> {
     /// An empty file of version 3 with the default alignment of 32 bytes.
     pub fn new() -> Self {
-        Self {
-            version: 3,
-            metadata: Metadata::new(),
-            tensors: Vec::new(),
-        }
+        Self { version: 3, metadata: Metadata::new(), tensors: Vec::new() }
     }
 
     /// Chooses the format version; 2 and 3 differ only in this number.
@@ -85,18 +81,9 @@ impl<'a> GgufWriter<'a> {
         let (name, data) = (name.into(), data.into());
         let expected = checked_bytes(&name, ty, shape)?;
         if data.len() != expected {
-            return Err(GgufError::DataSize {
-                tensor: name,
-                expected,
-                found: data.len(),
-            });
+            return Err(GgufError::DataSize { tensor: name, expected, found: data.len() });
         }
-        self.tensors.push(Tensor {
-            name,
-            shape: shape.to_vec(),
-            ty,
-            data,
-        });
+        self.tensors.push(Tensor { name, shape: shape.to_vec(), ty, data });
         Ok(self)
     }
 
@@ -107,8 +94,7 @@ impl<'a> GgufWriter<'a> {
     pub fn to_bytes(&self) -> Result<Vec<u8>, GgufError> {
         let header = self.header()?;
         let mut bytes = Vec::new();
-        self.write_to(&header, &mut bytes)
-            .expect("a vector takes all bytes");
+        self.write_to(&header, &mut bytes).expect("a vector takes all bytes");
         Ok(bytes)
     }
 
@@ -124,10 +110,7 @@ impl<'a> GgufWriter<'a> {
             self.write_to(&header, &mut out)?;
             out.flush()
         };
-        write().map_err(|source| GgufError::Io {
-            path: path.to_owned(),
-            source,
-        })
+        write().map_err(|source| GgufError::Io { path: path.to_owned(), source })
     }
 
     /// Everything before the data section, padded.
@@ -146,9 +129,7 @@ impl<'a> GgufWriter<'a> {
         let mut offset = 0_u64;
         for tensor in &self.tensors {
             if !names.insert(&tensor.name) {
-                return Err(GgufError::DuplicateTensor {
-                    name: tensor.name.clone(),
-                });
+                return Err(GgufError::DuplicateTensor { name: tensor.name.clone() });
             }
             put_string(&mut out, &tensor.name);
             out.extend_from_slice(&(tensor.shape.len() as u32).to_le_bytes());
@@ -162,23 +143,14 @@ impl<'a> GgufWriter<'a> {
         }
         let padding = padding(out.len(), alignment);
         out.resize(out.len() + padding, 0);
-        Ok(Header {
-            bytes: out,
-            alignment,
-        })
+        Ok(Header { bytes: out, alignment })
     }
 
     fn write_to(&self, header: &Header, out: &mut impl Write) -> io::Result<()> {
         out.write_all(&header.bytes)?;
         for tensor in &self.tensors {
             out.write_all(&tensor.data)?;
-            io::copy(
-                &mut io::Read::take(
-                    io::repeat(0),
-                    padding(tensor.data.len(), header.alignment) as u64,
-                ),
-                out,
-            )?;
+            io::copy(&mut io::Read::take(io::repeat(0), padding(tensor.data.len(), header.alignment) as u64), out)?;
         }
         Ok(())
     }

@@ -9,23 +9,16 @@ fn sample() -> Vec<u8> {
     w.set("general.architecture", "llama");
     w.set("tokenizer.ggml.tokens", vec!["a", "bb", ""]);
     w.set("flags", vec![true, false]);
-    w.set(
-        "nested",
-        Array::Array(vec![Array::U8(vec![1, 2]), Array::String(Strings::new())]),
-    );
+    w.set("nested", Array::Array(vec![Array::U8(vec![1, 2]), Array::String(Strings::new())]));
     w.set("scores", vec![0.5_f32, -1.0]);
-    w.tensor("a.weight", &[32, 2], TensorType::Q8_0, vec![1; 68])
-        .unwrap();
-    w.tensor("b.bias", &[3], TensorType::F32, vec![2; 12])
-        .unwrap();
+    w.tensor("a.weight", &[32, 2], TensorType::Q8_0, vec![1; 68]).unwrap();
+    w.tensor("b.bias", &[3], TensorType::F32, vec![2; 12]).unwrap();
     w.to_bytes().unwrap()
 }
 
 /// Where `needle` starts in `bytes`; it must be there once.
 fn find(bytes: &[u8], needle: &[u8]) -> usize {
-    let hits: Vec<_> = (0..bytes.len())
-        .filter(|&i| bytes[i..].starts_with(needle))
-        .collect();
+    let hits: Vec<_> = (0..bytes.len()).filter(|&i| bytes[i..].starts_with(needle)).collect();
     assert_eq!(hits.len(), 1);
     hits[0]
 }
@@ -44,28 +37,11 @@ fn error(bytes: Vec<u8>) -> GgufError {
 #[test]
 fn other_files_are_recognised() {
     assert!(error(Vec::new()).to_string().contains("empty"));
-    assert!(
-        error(b"<!DOCTYPE html>".to_vec())
-            .to_string()
-            .contains("web page")
-    );
-    assert!(
-        error(b"tjgg\x03\0\0\0".to_vec())
-            .to_string()
-            .contains("GGJT")
-    );
-    assert!(matches!(
-        error(patched(4, &3_u32.to_be_bytes())),
-        GgufError::BigEndian { version: 3 }
-    ));
-    assert!(matches!(
-        error(patched(4, &1_u32.to_le_bytes())),
-        GgufError::Version { version: 1 }
-    ));
-    assert!(matches!(
-        error(patched(4, &0_u32.to_le_bytes())),
-        GgufError::Version { version: 0 }
-    ));
+    assert!(error(b"<!DOCTYPE html>".to_vec()).to_string().contains("web page"));
+    assert!(error(b"tjgg\x03\0\0\0".to_vec()).to_string().contains("GGJT"));
+    assert!(matches!(error(patched(4, &3_u32.to_be_bytes())), GgufError::BigEndian { version: 3 }));
+    assert!(matches!(error(patched(4, &1_u32.to_le_bytes())), GgufError::Version { version: 1 }));
+    assert!(matches!(error(patched(4, &0_u32.to_le_bytes())), GgufError::Version { version: 0 }));
 }
 
 #[test]
@@ -73,12 +49,7 @@ fn a_file_cut_anywhere_is_an_error_that_names_a_field() {
     let whole = sample();
     for length in 0..whole.len() {
         // The padding after the last tensor may be missing.
-        let last = Gguf::from_bytes(whole.clone())
-            .unwrap()
-            .tensors()
-            .last()
-            .unwrap()
-            .clone();
+        let last = Gguf::from_bytes(whole.clone()).unwrap().tensors().last().unwrap().clone();
         let result = Gguf::from_bytes(whole[..length].to_vec());
         // Only the padding after the last tensor may be missing.
         if length as u64 >= last.offset + last.bytes as u64 {
@@ -104,16 +75,7 @@ fn a_file_cut_anywhere_is_an_error_that_names_a_field() {
 fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
     for at in [8, 16, 24] {
         let e = error(patched(at, &u64::MAX.to_le_bytes()));
-        assert!(
-            matches!(
-                e,
-                GgufError::Count {
-                    count: u64::MAX,
-                    ..
-                }
-            ),
-            "{e}"
-        );
+        assert!(matches!(e, GgufError::Count { count: u64::MAX, .. }), "{e}");
         let e = error(patched(at, &(1_u64 << 40).to_le_bytes()));
         assert!(matches!(e, GgufError::Count { .. }), "{e}");
     }
@@ -126,18 +88,9 @@ fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
 fn wrong_values_and_types_in_the_metadata_are_named() {
     let bytes = sample();
     let key = find(&bytes, b"flags");
-    assert!(matches!(
-        error(patched(key + 5, &[13])),
-        GgufError::ValueType { id: 13, .. }
-    ));
-    assert!(matches!(
-        error(patched(key + 5 + 4 + 4 + 8, &[2])),
-        GgufError::Bool { value: 2, .. }
-    ));
-    assert!(matches!(
-        error(patched(key, &[0xff])),
-        GgufError::Utf8 { .. }
-    ));
+    assert!(matches!(error(patched(key + 5, &[13])), GgufError::ValueType { id: 13, .. }));
+    assert!(matches!(error(patched(key + 5 + 4 + 4 + 8, &[2])), GgufError::Bool { value: 2, .. }));
+    assert!(matches!(error(patched(key, &[0xff])), GgufError::Utf8 { .. }));
 
     let mut deep = Array::U8(vec![]);
     for _ in 0..7 {
@@ -152,19 +105,12 @@ fn wrong_values_and_types_in_the_metadata_are_named() {
 #[test]
 fn doubled_names_are_errors() {
     let double = |a: &str, b: &str| {
-        let mut bytes = GgufWriter::new()
-            .set("key.a", 1_u8)
-            .set("key.b", 1_u8)
-            .to_bytes()
-            .unwrap();
+        let mut bytes = GgufWriter::new().set("key.a", 1_u8).set("key.b", 1_u8).to_bytes().unwrap();
         let at = find(&bytes, a.as_bytes());
         bytes[at..at + b.len()].copy_from_slice(b.as_bytes());
         bytes
     };
-    assert!(matches!(
-        error(double("key.b", "key.a")),
-        GgufError::DuplicateKey { .. }
-    ));
+    assert!(matches!(error(double("key.b", "key.a")), GgufError::DuplicateKey { .. }));
 
     let mut w = GgufWriter::new();
     w.tensor("t0", &[1], TensorType::F32, vec![0; 4]).unwrap();
@@ -174,10 +120,7 @@ fn doubled_names_are_errors() {
     bytes[at + 1] = b'0';
     assert!(matches!(error(bytes), GgufError::DuplicateTensor { .. }));
     w.tensor("t0", &[1], TensorType::F32, vec![0; 4]).unwrap();
-    assert!(matches!(
-        w.to_bytes(),
-        Err(GgufError::DuplicateTensor { .. })
-    ));
+    assert!(matches!(w.to_bytes(), Err(GgufError::DuplicateTensor { .. })));
 }
 
 #[test]
@@ -185,38 +128,17 @@ fn impossible_tensors_are_named() {
     let bytes = sample();
     let a = find(&bytes, b"a.weight") + 8; // dimensions, 32, 2, type, offset
     let b = find(&bytes, b"b.bias") + 6; // dimensions, 3, type, offset
-    assert!(matches!(
-        error(patched(a, &[5])),
-        GgufError::Dimensions { count: 5, .. }
-    ));
-    assert!(matches!(
-        error(patched(a + 4, &[31])),
-        GgufError::PartialBlock { row: 31, .. }
-    ));
-    assert!(matches!(
-        error(patched(a + 4, &[0])),
-        GgufError::ZeroDimension { dimension: 0, .. }
-    ));
+    assert!(matches!(error(patched(a, &[5])), GgufError::Dimensions { count: 5, .. }));
+    assert!(matches!(error(patched(a + 4, &[31])), GgufError::PartialBlock { row: 31, .. }));
+    assert!(matches!(error(patched(a + 4, &[0])), GgufError::ZeroDimension { dimension: 0, .. }));
     let e = error(patched(a + 12, &u64::MAX.to_le_bytes()));
     assert!(matches!(e, GgufError::TensorTooLarge { .. }), "{e}");
     let e = error(patched(a + 20, &[31]));
     assert!(e.to_string().contains("removed"), "{e}");
-    assert!(matches!(
-        error(patched(a + 20, &[99])),
-        GgufError::TensorType { id: 99, .. }
-    ));
-    assert!(matches!(
-        error(patched(b + 16, &[8])),
-        GgufError::Misaligned { offset: 8, .. }
-    ));
-    assert!(matches!(
-        error(patched(b + 16, &[64])),
-        GgufError::Overlap { .. }
-    ));
-    assert!(matches!(
-        error(patched(b + 16, &[0, 1])),
-        GgufError::OutOfFile { offset: 256, .. }
-    ));
+    assert!(matches!(error(patched(a + 20, &[99])), GgufError::TensorType { id: 99, .. }));
+    assert!(matches!(error(patched(b + 16, &[8])), GgufError::Misaligned { offset: 8, .. }));
+    assert!(matches!(error(patched(b + 16, &[64])), GgufError::Overlap { .. }));
+    assert!(matches!(error(patched(b + 16, &[0, 1])), GgufError::OutOfFile { offset: 256, .. }));
     let e = error(patched(b + 16, &(u64::MAX - 31).to_le_bytes()));
     assert!(matches!(e, GgufError::OutOfFile { .. }), "{e}");
 }
@@ -227,10 +149,7 @@ fn alignments_are_checked_when_read_and_when_written() {
     w.set_alignment(64);
     w.tensor("t", &[1], TensorType::F32, vec![0; 4]).unwrap();
     let bytes = w.to_bytes().unwrap();
-    assert_eq!(
-        Gguf::from_bytes(bytes.clone()).unwrap().tensors()[0].offset % 64,
-        0
-    );
+    assert_eq!(Gguf::from_bytes(bytes.clone()).unwrap().tensors()[0].offset % 64, 0);
     let at = find(&bytes, b"general.alignment") + 17 + 4;
     for bad in [0_u32, 4, 48, 1 << 31] {
         let mut bytes = bytes.clone();
@@ -249,8 +168,7 @@ fn walk(gguf: &Gguf) -> usize {
         let found = [
             m.u32(key).is_ok(),
             m.f32(key).is_ok(),
-            m.strings(key)
-                .is_ok_and(|s| s.is_some_and(|s| s.iter().count() == s.len())),
+            m.strings(key).is_ok_and(|s| s.is_some_and(|s| s.iter().count() == s.len())),
             m.u32_per_layer(key, 3).is_ok(),
         ];
         seen += found.iter().filter(|&&ok| ok).count();
@@ -280,16 +198,7 @@ impl Random {
 
 /// Damages `bytes` in one of the ways that files get damaged, or that attackers try.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
-    const NUMBERS: [u64; 8] = [
-        0,
-        1,
-        0x7fff_ffff,
-        0xffff_ffff,
-        1 << 32,
-        i64::MAX as u64,
-        u64::MAX,
-        u64::MAX - 31,
-    ];
+    const NUMBERS: [u64; 8] = [0, 1, 0x7fff_ffff, 0xffff_ffff, 1 << 32, i64::MAX as u64, u64::MAX, u64::MAX - 31];
     if bytes.is_empty() {
         return;
     }
@@ -337,8 +246,5 @@ fn thousands_of_mutations_never_panic() {
         }
     }
     // Both kinds must occur often, or the mutations test nothing.
-    assert!(
-        opened > 1_000 && refused > 10_000,
-        "{opened} opened, {refused} refused"
-    );
+    assert!(opened > 1_000 && refused > 10_000, "{opened} opened, {refused} refused");
 }

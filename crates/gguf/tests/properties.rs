@@ -46,19 +46,14 @@ fn value() -> impl Strategy<Value = Value> {
 /// A tensor's type, shape and first data byte.
 fn tensor() -> impl Strategy<Value = (TensorType, Vec<usize>, u8)> {
     let types: Vec<_> = TensorType::all().collect();
-    (
-        proptest::sample::select(types),
-        vec(1_usize..4, 0..5),
-        any::<u8>(),
-    )
-        .prop_map(|(ty, mut shape, byte)| {
-            match shape.first_mut() {
-                Some(row) => *row *= ty.block_elements(),
-                None if ty.block_elements() > 1 => shape.push(ty.block_elements()),
-                None => {}
-            }
-            (ty, shape, byte)
-        })
+    (proptest::sample::select(types), vec(1_usize..4, 0..5), any::<u8>()).prop_map(|(ty, mut shape, byte)| {
+        match shape.first_mut() {
+            Some(row) => *row *= ty.block_elements(),
+            None if ty.block_elements() > 1 => shape.push(ty.block_elements()),
+            None => {}
+        }
+        (ty, shape, byte)
+    })
 }
 
 proptest! {

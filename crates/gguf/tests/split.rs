@@ -31,11 +31,8 @@ fn part(number: u16, tensor: &str, total: i32) -> GgufWriter<'static> {
     if number == 0 {
         w.set("general.architecture", "llama");
     }
-    w.set("split.no", number)
-        .set("split.count", 3_u16)
-        .set("split.tensors.count", total);
-    w.tensor(tensor, &[1, 2], TensorType::F32, vec![number as u8; 8])
-        .unwrap();
+    w.set("split.no", number).set("split.count", 3_u16).set("split.tensors.count", total);
+    w.tensor(tensor, &[1, 2], TensorType::F32, vec![number as u8; 8]).unwrap();
     w
 }
 
@@ -61,10 +58,7 @@ fn any_part_opens_the_whole_model() {
     for number in 1..=3 {
         let gguf = Gguf::open(folder.part(number)).unwrap();
         assert_eq!(gguf.paths(), [1, 2, 3].map(|i| folder.part(i)));
-        assert_eq!(
-            gguf.metadata().str("general.architecture").unwrap(),
-            Some("llama")
-        );
+        assert_eq!(gguf.metadata().str("general.architecture").unwrap(), Some("llama"));
         let names: Vec<_> = gguf.tensors().iter().map(|t| t.name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c"]);
         for (i, t) in gguf.tensors().iter().enumerate() {
@@ -82,10 +76,7 @@ fn a_missing_part_is_named() {
     write_all(&folder);
     std::fs::remove_file(folder.part(2)).unwrap();
     let error = Gguf::open(folder.part(1)).unwrap_err();
-    assert!(
-        error.to_string().contains("model-00002-of-00003.gguf"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("model-00002-of-00003.gguf"), "{error}");
     assert!(matches!(error, GgufError::Io { .. }));
 }
 
@@ -97,48 +88,19 @@ fn parts_that_do_not_belong_together_are_refused() {
 
     part(2, "c", 3).save(folder.part(2)).unwrap();
     let error = open();
-    assert!(
-        matches!(
-            error,
-            GgufError::Split {
-                key: "split.no",
-                expected: 1,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, GgufError::Split { key: "split.no", expected: 1, .. }), "{error}");
 
     part(1, "a", 3).save(folder.part(2)).unwrap();
     assert!(matches!(open(), GgufError::DuplicateTensor { .. }));
 
     GgufWriter::new().save(folder.part(2)).unwrap();
     let error = open();
-    assert!(
-        matches!(
-            error,
-            GgufError::Split {
-                key: "split.count",
-                expected: 3,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, GgufError::Split { key: "split.count", expected: 3, .. }), "{error}");
 
     write_all(&folder);
     part(0, "a", 4).save(folder.part(1)).unwrap();
     let error = open();
-    assert!(
-        matches!(
-            error,
-            GgufError::Split {
-                key: "split.tensors.count",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, GgufError::Split { key: "split.tensors.count", .. }), "{error}");
 }
 
 #[test]
@@ -147,15 +109,9 @@ fn a_renamed_part_and_a_part_from_memory_say_what_is_wrong() {
     let path = folder.0.join("renamed.gguf");
     part(1, "b", 3).save(&path).unwrap();
     let error = Gguf::open(&path).unwrap_err();
-    assert!(
-        error.to_string().contains("NAME-00002-of-00003.gguf"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("NAME-00002-of-00003.gguf"), "{error}");
     let bytes = part(1, "b", 3).to_bytes().unwrap();
-    assert!(matches!(
-        Gguf::from_bytes(bytes),
-        Err(GgufError::SplitName { part: 2, count: 3 })
-    ));
+    assert!(matches!(Gguf::from_bytes(bytes), Err(GgufError::SplitName { part: 2, count: 3 })));
 }
 
 #[test]
