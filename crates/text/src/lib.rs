@@ -10,23 +10,28 @@
 //! other ids than in training answers worse, and nothing else tells.
 
 mod alphabet;
+mod civil_time;
 mod decode;
 mod gguf_spec;
 mod merge;
 mod pretokenizer;
+mod python;
 mod spec;
 mod special;
 mod stop;
 mod stream;
 mod strings;
+mod template;
 
 mod tokenizer;
 mod vocabulary;
 
+pub use civil_time::CivilTime;
 pub use decode::clean_up_spaces;
 pub use gguf_spec::chat_template_source;
 pub use spec::{TokenKind, TokenizerSpec};
 pub use stop::{StopError, StopMatcher, Stopped};
 pub use stream::{StreamDecoder, TextStart};
 
+pub use template::{ChatTemplate, TemplateError, TemplateInput};
 pub use tokenizer::{Tokenizer, TokenizerError};
