@@ -1,1 +1,22 @@
-//! To be written.
+//! The CPU device: native kernels behind the shared plan.
+//!
+//! ```text
+//! Plan ─► CpuDevice ─► Pool (claim loops) ─► kernels over `Lanes` ─► scalar │ AVX2 │ AVX-512 │ AMX │ NEON
+//! ```
+//! Weights are packed once into tiles of 16 rows ([`Packed`]), activations are grouped and,
+//! if asked, quantized ([`Activations`]), and every product claims row tiles dynamically.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod matmul;
+mod memory;
+mod pool;
+mod rows;
+mod simd;
+
+pub use matmul::activations::{Activations, Precision};
+pub use matmul::packed::{PackError, Packed};
+pub use matmul::{Product, multiply};
+pub use pool::{Pool, PoolError};
+pub use rows::Glu;
+pub use simd::Isa;

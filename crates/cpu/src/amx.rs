@@ -1,0 +1,2 @@
+//! x
+pub(crate) fn usable() -> bool { false }

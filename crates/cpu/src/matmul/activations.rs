@@ -1,0 +1,234 @@
+//! The input side of a matrix product: rows of activations, grouped and quantized for the kernels.
+//!
+//! ```text
+//! x [tokens][cols] f32 ──fill──► groups of up to 16 (float: 8) tokens
+//!     Q8:  int8 [block][token][32] and f32 [block][token]{d, d·Σq, d·Σ first half, d·Σ second half}
+//!     F32: f32 [column][token]     (F16: the same, each value rounded to a half first)
+//! ```
+
+use super::format::BLOCK;
+use crate::memory::SharedPtr;
+use crate::simd::{Lanes, dispatch};
+use crate::{Isa, Pool};
+
+/// How precisely a product sees its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// As computed.
+    F32,
+    /// Rounded to a half.
+    F16,
+    /// 8-bit integers with a scale for every 32.
+    Q8,
+}
+
+/// Activations ready for the kernels; buffers are kept from step to step.
+pub struct Activations {
+    isa: Isa,
+    precision: Precision,
+    tokens: usize,
+    cols: usize,
+    blocks: usize,
+    q: Vec<i8>,
+    s: Vec<f32>,
+}
+
+/// One group of tokens within [`Activations`].
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub(crate) first: usize,
+    /// Tokens that exist.
+    pub(crate) tokens: usize,
+    /// Tokens of the kernel: a power of two, at least `tokens`.
+    pub(crate) width: usize,
+    pub(crate) xq: *const i8,
+    pub(crate) xs: *const f32,
+}
+
+// SAFETY: only addresses of buffers that the borrowed `Activations` keeps.
+unsafe impl Send for Group {}
+// SAFETY: as above; they are read only.
+unsafe impl Sync for Group {}
+
+impl Activations {
+    /// No tokens yet.
+    pub fn new(isa: Isa) -> Activations {
+        let (q, s) = (Vec::new(), Vec::new());
+        Activations { isa, precision: Precision::F32, tokens: 0, cols: 0, blocks: 0, q, s }
+    }
+
+    /// Tokens of a full group: what fits the registers of the instruction set.
+    fn group_size(&self) -> usize {
+        let wide = match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => true,
+            _ => false,
+        };
+        match (wide, self.precision) {
+            (true, Precision::Q8) => 16,
+            (true, _) => 8,
+            (false, _) => 4,
+        }
+    }
+
+    /// Takes `tokens` rows of `cols` values, row t at `x[t·stride..]`.
+    ///
+    /// # Panics
+    /// When `x` is shorter than its shape says.
+    pub fn fill(
+        &mut self,
+        pool: &Pool,
+        precision: Precision,
+        tokens: usize,
+        cols: usize,
+        x: &[f32],
+        stride: usize,
+    ) {
+        assert!(stride >= cols, "stride {stride} below {cols} columns");
+        assert!(tokens == 0 || x.len() >= (tokens - 1) * stride + cols, "x is too short");
+        let read = |t: usize| &x[t * stride..t * stride + cols];
+        self.fill_with(pool, precision, tokens, cols, |t, row: &mut [f32]| {
+            row.copy_from_slice(read(t));
+        });
+    }
+
+    /// As [`Activations::fill`], but asks `row(t, out)` for each row: a norm, say, can be computed on the way.
+    pub fn fill_with<F>(
+        &mut self,
+        pool: &Pool,
+        precision: Precision,
+        tokens: usize,
+        cols: usize,
+        row: F,
+    ) where
+        F: Fn(usize, &mut [f32]) + Sync,
+    {
+        self.precision = precision;
+        self.tokens = tokens;
+        self.cols = cols;
+        self.blocks = cols.div_ceil(BLOCK);
+        let slots = self.slots();
+        let padded = self.blocks * BLOCK;
+        match precision {
+            Precision::Q8 => {
+                self.q.resize(slots * padded, 0);
+                self.s.resize(slots * self.blocks * 4, 0.0);
+            }
+            _ => self.s.resize(slots * padded, 0.0),
+        }
+        let (q, s) = (SharedPtr(self.q.as_mut_ptr()), SharedPtr(self.s.as_mut_ptr()));
+        let this = &*self;
+        let quantize = quantize_fn(self.isa);
+        pool.for_each_chunk(slots, |_, range| {
+            let mut values = vec![0f32; padded];
+            for slot in range {
+                if slot < tokens {
+                    row(slot, &mut values[..cols]);
+                } else {
+                    values.fill(0.0);
+                }
+                let (first, width) = this.group_of(slot);
+                let t = slot - first;
+                match precision {
+                    // SAFETY: slot `t` of a group of `width` that starts at slot `first`: nobody
+                    // else writes it, and the buffers were sized for all slots.
+                    Precision::Q8 => unsafe {
+                        let q = q.get().add(first * padded + t * BLOCK);
+                        let s = s.get().add((first * this.blocks + t) * 4);
+                        quantize(&values, width, q, s);
+                    },
+                    _ => {
+                        if precision == Precision::F16 {
+                            for v in &mut values {
+                                *v = half::f16::from_f32(*v).to_f32();
+                            }
+                        }
+                        for (k, v) in values.iter().enumerate() {
+                            // SAFETY: as above, column k of the group.
+                            unsafe { *s.get().add(first * padded + k * width + t) = *v };
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Tokens with the padding of the last group.
+    fn slots(&self) -> usize {
+        let size = self.group_size();
+        let full = self.tokens / size * size;
+        match self.tokens - full {
+            0 => full,
+            rest => full + rest.next_power_of_two(),
+        }
+    }
+
+    /// First slot and width of the group that has `slot`.
+    fn group_of(&self, slot: usize) -> (usize, usize) {
+        let size = self.group_size();
+        let first = slot / size * size;
+        (first, (self.slots() - first).min(size))
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Values of a token.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// What the values were rounded to.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    pub(crate) fn groups(&self) -> usize {
+        self.tokens.div_ceil(self.group_size())
+    }
+
+    pub(crate) fn group(&self, index: usize) -> Group {
+        let first = index * self.group_size();
+        let (_, width) = self.group_of(first);
+        let padded = self.blocks * BLOCK;
+        let (xq, xs) = match self.precision {
+            Precision::Q8 => (self.q[first * padded..].as_ptr(), &self.s[first * self.blocks * 4..]),
+            _ => (std::ptr::null(), &self.s[first * padded..]),
+        };
+        let tokens = (self.tokens - first).min(width);
+        Group { first, tokens, width, xq, xs: xs.as_ptr() }
+    }
+}
+
+/// Quantizes one token: block b goes to `q + b·width·32` and `s + b·width·4`.
+///
+/// # Safety
+/// The features of `V`; `values` has whole blocks, the outputs have room for them.
+#[inline(always)]
+unsafe fn quantize<V: Lanes>(values: &[f32], width: usize, q: *mut i8, s: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (b, block) in values.chunks_exact(BLOCK).enumerate() {
+            let x0 = V::load(block.as_ptr());
+            let x1 = V::load(block.as_ptr().add(16));
+            let most = V::top(V::max(V::abs(x0), V::abs(x1)));
+            let scale = most / 127.0;
+            let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+            let q0 = V::to_i(V::mul(x0, V::splat(inverse)));
+            let q1 = V::to_i(V::mul(x1, V::splat(inverse)));
+            let to = q.add(b * width * BLOCK);
+            V::store_i8(to, q0);
+            V::store_i8(to.add(16), q1);
+            let (sum0, sum1) = (V::sum_i(q0), V::sum_i(q1));
+            let to = s.add(b * width * 4);
+            *to = scale;
+            *to.add(1) = scale * (sum0 + sum1) as f32;
+            *to.add(2) = scale * sum0 as f32;
+            *to.add(3) = scale * sum1 as f32;
+        }
+    }
+}
+
+dispatch!(quantize_fn, quantize_entry [] [] => quantize(values: &[f32], width: usize, q: *mut i8, s: *mut f32));
