@@ -16,6 +16,7 @@ mod gguf_spec;
 mod merge;
 mod pretokenizer;
 mod python;
+mod python_methods;
 mod spec;
 mod special;
 mod stop;

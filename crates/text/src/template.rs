@@ -17,8 +17,10 @@ use thiserror::Error as ThisError;
 
 use crate::civil_time::CivilTime;
 use crate::python;
+use crate::python_methods;
 
-/// Steps of the template engine that one rendering may take; long conversations take thousands.
+/// Steps of the template engine that one rendering may take. Some templates look at all messages
+/// for each message: a thousand messages then take a few million.
 const STEPS: u64 = 50_000_000;
 
 /// The name under which the one template of an environment is kept.
@@ -105,11 +107,11 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(|error| syntax_error(&error))?);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(print);
-        environment.set_unknown_method_callback(call_method);
+        python_methods::install(&mut environment);
         environment.set_fuel(Some(STEPS));
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| syntax_error(&error))?;
+        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|error| syntax_error(&error))?;
         Ok(ChatTemplate { environment })
     }
 
@@ -166,6 +168,29 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
+/// `source` with the tags that mark the assistant's text for training, `{% generation %}` and
+/// `{% endgeneration %}`, turned into tags that do nothing.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, tag)) = rest.split_once("{%") {
+        out.push_str(before);
+        out.push_str("{%");
+        let name = tag.trim_start_matches(['-', '+']).trim_start();
+        out.push_str(&tag[..tag.len() - name.len()]);
+        rest = name;
+        for (from, to) in [("generation", "if true"), ("endgeneration", "endif")] {
+            if let Some(after) = name.strip_prefix(from)
+                && after.trim_start().trim_start_matches(['-', '+']).starts_with("%}")
+            {
+                out.push_str(to);
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}
+
 /// The message of `raise_exception`, carried through the engine's errors.
 #[derive(Debug)]
 struct Raised(String);
@@ -220,11 +245,6 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
         Some(number) => Ok(out.write_str(&python::spell_float(number))?),
         None => minijinja::escape_formatter(out, state, value),
     }
-}
-
-/// A method that the engine does not know: Python's own.
-fn call_method(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
 /// `value | tojson(ensure_ascii, indent, separators, sort_keys)` of transformers.
