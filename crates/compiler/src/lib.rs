@@ -1,1 +1,105 @@
-//! To be written.
+//! From a model's graph and a device's abilities to a plan: the just-in-time pipeline, as a pure function.
+//!
+//! ```text
+//! Graph ─tail─► simplify ─► select (fusion: regions) ─► emit (kernels) ─► schedule (buffers, barriers) ─► verify ─► Plan
+//! ```
+//!
+//! Fusion is instruction selection: [`kernels::TEMPLATES`] is a table of patterns with emitters, the most specific
+//! first and one-op rows at the bottom. A new kernel, fused or not, is one file and one row.
+
+pub mod kernels;
+mod schedule;
+mod select;
+mod simplify;
+mod template;
+
+pub use select::{Region, select};
+pub use template::{Access, Ctx, Emission, LaunchSketch, Operand, Template};
+
+use std::sync::Arc;
+use zinc_ir::device::Caps;
+use zinc_ir::graph::Graph;
+use zinc_ir::plan::{self, ActPrecision, Bucket, InputLayout, KvLayout, PAGE_TOKENS, Plan, PlanError};
+
+/// What the user or the tuner decides; everything else follows from graph, caps and bucket.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choices {
+    /// Precision of matrix-product inputs.
+    pub act: ActPrecision,
+    /// Use fused templates. Off, every region is one op: slow, and the reference for fusion tests.
+    pub fuse: bool,
+    /// Use cooperative matrices where the device has them.
+    pub matrices: bool,
+}
+
+impl Default for Choices {
+    fn default() -> Choices {
+        Choices { act: ActPrecision::F32, fuse: true, matrices: true }
+    }
+}
+
+/// Why a graph cannot be compiled for a device.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// No template covers an operation in this form.
+    #[error("no kernel for {op} (node {node}) on this device: {why}")]
+    Unsupported {
+        /// The operation, in text.
+        op: String,
+        /// Node number.
+        node: u32,
+        /// What is missing.
+        why: String,
+    },
+    /// The bucket makes no sense: a bug of the caller.
+    #[error("bad bucket: {0}")]
+    BadBucket(&'static str),
+    /// The finished plan failed its proof: a bug of a template.
+    #[error("the plan is unsafe, please report this: {0}")]
+    Unsafe(#[from] PlanError),
+    /// A kernel failed verification: a bug of a template.
+    #[error("kernel {kernel} is malformed, please report this: {detail}")]
+    BadKernel {
+        /// Its name.
+        kernel: String,
+        /// What the verifier says.
+        detail: String,
+    },
+}
+
+/// Makes the plan of one bucket.
+pub fn compile(
+    graph: &Arc<Graph>,
+    kv: &Arc<KvLayout>,
+    bucket: Bucket,
+    caps: &Caps,
+    choices: &Choices,
+) -> Result<Plan, CompileError> {
+    check_bucket(&bucket)?;
+    let (graph, output) = simplify::with_tail(graph, &bucket);
+    let inputs = InputLayout::new(&graph, bucket);
+    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
+    let regions = select(&ctx)?;
+    let emissions = regions.iter().map(|r| template::emit(&ctx, r)).collect::<Result<Vec<_>, _>>()?;
+    let plan = schedule::schedule(&ctx, &inputs, regions, emissions)?;
+    for kernel in &plan.kernels {
+        zinc_ir::kernel::verify(kernel)
+            .map_err(|e| CompileError::BadKernel { kernel: kernel.name.clone(), detail: e.to_string() })?;
+    }
+    plan::verify(&plan)?;
+    Ok(plan)
+}
+
+fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {
+    let Bucket { tokens, outputs, context, sequences, .. } = *bucket;
+    if tokens == 0 || sequences == 0 {
+        return Err(CompileError::BadBucket("it has no rows"));
+    }
+    if outputs > tokens {
+        return Err(CompileError::BadBucket("more output rows than token rows"));
+    }
+    if context == 0 || !context.is_multiple_of(PAGE_TOKENS) {
+        return Err(CompileError::BadBucket("the context is not a whole number of pages"));
+    }
+    Ok(())
+}

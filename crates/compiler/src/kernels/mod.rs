@@ -1,0 +1,37 @@
+//! The kernel templates: one file per kernel family, one row per template.
+//!
+//! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five to six launches per layer.
+//! Many rows (prompts): `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an
+//! answer for every graph.
+
+mod args;
+mod attention;
+mod dot;
+mod matvec;
+mod qkv;
+mod rows;
+
+use crate::Template;
+
+/// Most rows that go through mat-vec kernels.
+pub const MATVEC_ROWS: u32 = 8;
+
+/// All templates; the first match wins, so the order is the policy.
+pub static TEMPLATES: &[&Template] = &[
+    &qkv::QKV,
+    &matvec::GLU,
+    &matvec::RESIDUAL,
+    &matvec::MATVEC,
+    &attention::ATTENTION,
+    &rows::EMBED_SCALED,
+    &rows::EMBED,
+    &rows::SELECT_ROWS,
+    &rows::RMS_NORM,
+    &rows::ROPE,
+    &rows::KV_APPEND,
+    &rows::GLU,
+    &rows::ADD,
+    &rows::BIAS,
+    &rows::SCALE,
+    &rows::ARGMAX,
+];

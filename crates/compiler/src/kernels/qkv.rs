@@ -1,0 +1,374 @@
+//! The front of an attention block in one launch, for 1 to 8 rows.
+//!
+//! ```text
+//! x ─[rms_norm]─┬─ matmul Wq ─[bias]─[head norm]─[rope]────────────► q
+//!               ├─ matmul Wk ─[bias]─[head norm]─[rope]─┐
+//!               └─ matmul Wv ─[bias]────────────────────┴ kv_append ─► cache pages
+//! ```
+//!
+//! One grid runs over the heads of Wq, Wk and Wv; a tile is a head, or the part of a head whose rotary pairs are
+//! complete. Sums go through shared memory, because a head norm and a pair need elements of other lanes.
+
+use super::args::{Args, single};
+use super::dot::{self, Inputs, WeightRow};
+use super::matvec::{self, Source};
+use super::rows::{kv_offset, pair_elements, store_kv, turn};
+use crate::select::Finder;
+use crate::template::{Ctx, Emission, Operand, Template};
+use crate::{CompileError, Region};
+use zinc_ir::graph::{NodeId, Op, Pairing, RopeId, WeightId};
+use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::plan::{Input, NO_SLOT};
+
+pub(super) static QKV: Template = Template {
+    name: "matvec_qkv",
+    summary: "[norm] · (Wq, Wk, Wv) [+ bias] [head norm] [rope], K and V into the cache; few rows",
+    fused: true,
+    matches: match_qkv,
+    emit,
+};
+
+/// Walks `[rope]([norm]([bias](matmul)))` down from `node`, drawing all into `nodes`; gives the product.
+fn match_head(f: &Finder<'_>, node: NodeId, nodes: &mut Vec<NodeId>) -> Option<NodeId> {
+    let mut at = node;
+    if let Op::Rope { x, .. } = *f.op(at) {
+        nodes.push(at);
+        at = x;
+        if !f.private(at, nodes) {
+            return None;
+        }
+    }
+    if let Op::RmsNorm { x, group, .. } = *f.op(at) {
+        let head_dim = head_dim_of(f, node)?;
+        if group != head_dim {
+            return None;
+        }
+        nodes.push(at);
+        at = x;
+        if !f.private(at, nodes) {
+            return None;
+        }
+    }
+    let product = matvec::match_product(f, at, nodes)?;
+    let Op::MatMul { weight, .. } = *f.op(product) else { return None };
+    dot::supported(f.ctx.graph.weight_of(weight)).then_some(product)
+}
+
+fn head_dim_of(f: &Finder<'_>, node: NodeId) -> Option<u32> {
+    match *f.op(node) {
+        Op::Rope { head_dim, .. } => Some(head_dim),
+        _ => None,
+    }
+}
+
+fn match_qkv(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let Op::KvAppend { k, v, .. } = *f.op(node) else { return None };
+    if !f.few_rows(node) || k == v {
+        return None;
+    }
+    let mut readers = f.users(node);
+    let q = match readers.next().map(|a| f.op(a)) {
+        Some(Op::Attention { q, .. }) => Some(*q),
+        Some(_) => return None,
+        None => None, // The last layer of a step without outputs: K and V are all that is wanted.
+    };
+    if readers.next().is_some() {
+        return None;
+    }
+    let mut nodes = vec![node];
+    let mut products = vec![];
+    for value in [k, v] {
+        if !f.private(value, &nodes) {
+            return None;
+        }
+        products.push(match_head(f, value, &mut nodes)?);
+    }
+    if let Some(q) = q {
+        // q is the region's result, read by the attention alone.
+        if !f.open(q) || f.users(q).count() != 1 {
+            return None;
+        }
+        products.push(match_head(f, q, &mut nodes)?);
+    }
+    let input = |p: NodeId| f.op(p).inputs()[0];
+    let x = input(products[0]);
+    if products.iter().any(|p| input(*p) != x) {
+        return None;
+    }
+    matvec::match_prologue(f, x, &mut nodes);
+    Some(nodes)
+}
+
+/// One of the three products with what follows it.
+struct Head {
+    weight: WeightId,
+    bias: Option<WeightId>,
+    norm: Option<(WeightId, f32)>,
+    rope: Option<(Pairing, RopeId)>,
+    dest: Dest,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Dest {
+    Q(NodeId),
+    K,
+    V,
+}
+
+fn head(ctx: &Ctx<'_>, value: NodeId, dest: Dest) -> Head {
+    let (mut bias, mut norm, mut rope, mut at) = (None, None, None, value);
+    loop {
+        at = match *ctx.graph.op(at) {
+            Op::Rope { x, pairing, rope: table, .. } => {
+                rope = Some((pairing, table));
+                x
+            }
+            Op::RmsNorm { x, weight, eps, .. } => {
+                norm = Some((weight, eps));
+                x
+            }
+            Op::Bias { x, weight } => {
+                bias = Some(weight);
+                x
+            }
+            Op::MatMul { weight, .. } => return Head { weight, bias, norm, rope, dest },
+            ref other => unreachable!("matched a head with {other:?}"),
+        };
+    }
+}
+
+struct Parts {
+    heads: Vec<Head>,
+    layer: u32,
+    source: Source,
+}
+
+fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
+    let append = region.nodes.iter().copied().find(|n| matches!(ctx.graph.op(*n), Op::KvAppend { .. }));
+    let append = append.expect("the pattern's anchor");
+    let Op::KvAppend { k, v, layer } = *ctx.graph.op(append) else { unreachable!("just matched") };
+    let queries = ctx.graph.ids().find_map(|n| match *ctx.graph.op(n) {
+        Op::Attention { q, append: a, .. } if a == append && region.nodes.contains(&q) => Some(q),
+        _ => None,
+    });
+    let mut heads = vec![];
+    heads.extend(queries.map(|q| head(ctx, q, Dest::Q(q))));
+    heads.extend([head(ctx, k, Dest::K), head(ctx, v, Dest::V)]);
+    let product = |w: WeightId| {
+        region.nodes.iter().find_map(|n| match *ctx.graph.op(*n) {
+            Op::MatMul { x, weight } if weight == w => Some(x),
+            _ => None,
+        })
+    };
+    let x = product(heads[0].weight).expect("the product is in the region");
+    Parts { layer, source: matvec::source_of(ctx, region, x), heads }
+}
+
+/// How the work is cut: `tile` rows of one head per workgroup.
+#[derive(Clone, Copy)]
+struct Cut {
+    head_dim: u32,
+    tile: u32,
+    subgroups: u32,
+    rows: u32,
+}
+
+fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
+    let sg = ctx.caps.subgroup_size;
+    let heads: u32 = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).rows / head_dim).sum();
+    let whole = parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim));
+    let mut tile = head_dim;
+    while !whole && tile.is_multiple_of(4) && tile > 16 && heads * (head_dim / tile) < ctx.caps.parallel_tiles * 2 {
+        tile /= 2;
+    }
+    let most = (256 / sg).clamp(1, 8).min(ctx.caps.max_workgroup / sg).max(1);
+    let rows = if n <= 2 && tile.is_multiple_of(2) { 2 } else { 1 };
+    let mut subgroups = most;
+    while !(tile / rows).is_multiple_of(subgroups) {
+        subgroups -= 1;
+    }
+    Cut { head_dim, tile, subgroups, rows }
+}
+
+/// Does the rotation leave a part of the head alone? Then a tile must be a whole head.
+fn partial(ctx: &Ctx<'_>, h: &Head, head_dim: u32) -> bool {
+    h.rope.is_some_and(|(_, r)| 2 * ctx.graph.ropes()[r.index()].inv_freq.len() as u32 != head_dim)
+}
+
+fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let parts = parts(ctx, region);
+    let n = ctx.bucket.tokens;
+    let head_dim = ctx.graph.kv()[parts.layer as usize].head_dim;
+    let cut = cut(ctx, &parts, head_dim, n);
+    let sg = ctx.caps.subgroup_size;
+    let formats: Vec<_> =
+        parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).format.name.to_lowercase()).collect();
+    let per_head = head_dim / cut.tile;
+    let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / cut.tile;
+    let grid = [parts.heads.iter().map(tiles).sum(), 1, 1];
+    let name = format!("matvec_qkv_{}_{n}", formats.join("_"));
+    Ok(single(name, cut.subgroups * sg, sg, grid, |b, args| {
+        let inputs = matvec::inputs(ctx, b, args, &parts.source, n);
+        let slots = args.read("slots", Operand::Input(Input::Slots));
+        let sums = b.shared("sums", Type::F32, n * cut.tile);
+        let outs: Vec<HeadArgs<'_>> = parts.heads.iter().map(|h| head_args(args, h, parts.layer)).collect();
+        let mut first = 0;
+        for (h, out) in parts.heads.iter().zip(&outs) {
+            let tile = b.tile(0) - first;
+            let inside = tile.lt(tiles(h));
+            let after = if first == 0 { inside } else { b.u32(first).le(b.tile(0)) & inside };
+            b.if_(after, || {
+                let place = Place { head: tile / per_head, part: tile % per_head };
+                products(ctx, b, &cut, h, out, &inputs, place, sums);
+                b.barrier();
+                finish(ctx, b, &cut, h, out, place, sums, slots, n);
+            });
+            first += tiles(h);
+        }
+    }))
+}
+
+/// Which head, and which part of it.
+#[derive(Clone, Copy)]
+struct Place<'b> {
+    head: Val<'b>,
+    part: Val<'b>,
+}
+
+struct HeadArgs<'b> {
+    weight: Val<'b>,
+    bias: Option<Val<'b>>,
+    norm: Option<Val<'b>>,
+    turns: Option<Val<'b>>,
+    dest: Val<'b>,
+}
+
+fn head_args<'b>(args: &Args<'b>, h: &Head, layer: u32) -> HeadArgs<'b> {
+    HeadArgs {
+        weight: args.read("weight", Operand::Weight(h.weight)),
+        bias: h.bias.map(|w| args.read("bias", Operand::Weight(w))),
+        norm: h.norm.map(|(w, _)| args.read("head_norm", Operand::Weight(w))),
+        turns: h.rope.map(|(_, r)| args.read("turns", Operand::Input(Input::Rope(r)))),
+        dest: match h.dest {
+            Dest::Q(q) => args.write("q", Operand::Value(q)),
+            Dest::K => args.write("k_cache", Operand::KvK(layer)),
+            Dest::V => args.write("v_cache", Operand::KvV(layer)),
+        },
+    }
+}
+
+/// Row within the head of row `i` of a part: parts keep rotary pairs together.
+fn head_row<'b>(cut: &Cut, h: &Head, part: Val<'b>, i: Val<'b>) -> Val<'b> {
+    match h.rope {
+        Some((Pairing::Halves, _)) if cut.tile < cut.head_dim => {
+            let half = cut.tile / 2;
+            let second = i / half;
+            part * half + i % half + second * (cut.head_dim / 2)
+        }
+        _ => part * cut.tile + i,
+    }
+}
+
+/// The products of a tile, plus bias, into shared memory `[n][tile]`.
+#[allow(clippy::too_many_arguments)]
+fn products<'b>(
+    ctx: &Ctx<'_>,
+    b: &'b Builder,
+    cut: &Cut,
+    h: &Head,
+    out: &HeadArgs<'b>,
+    inputs: &Inputs<'b>,
+    place: Place<'b>,
+    sums: u32,
+) {
+    let weight = ctx.graph.weight_of(h.weight);
+    let turns = cut.tile / (cut.subgroups * cut.rows);
+    b.for_(b.u32(0), b.u32(turns), 1, &[], |turn, _| {
+        let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
+        let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
+        let rows: Vec<WeightRow<'_, 'b>> = local
+            .iter()
+            .map(|i| {
+                let row = place.head * cut.head_dim + head_row(cut, h, place.part, *i);
+                WeightRow { weight, base: out.weight, row }
+            })
+            .collect();
+        let values = dot::dot(b, ctx.caps.subgroup_size, &rows, inputs);
+        b.if_(b.lane().eq(0), || {
+            for (r, of_row) in values.iter().enumerate() {
+                let bias = out.bias.map(|base| b.load(Type::F32, base, rows[r].row * 4, 4));
+                for (j, value) in of_row.iter().enumerate() {
+                    let value = bias.map_or(*value, |bias| *value + bias);
+                    b.shared_store(sums, local[r] + j as u32 * cut.tile, value);
+                }
+            }
+        });
+        vec![]
+    });
+}
+
+/// Head norm, rotation and the store of a tile.
+#[allow(clippy::too_many_arguments)]
+fn finish<'b>(
+    ctx: &Ctx<'_>,
+    b: &'b Builder,
+    cut: &Cut,
+    h: &Head,
+    out: &HeadArgs<'b>,
+    place: Place<'b>,
+    sums: u32,
+    slots: Val<'b>,
+    n: u32,
+) {
+    let lanes = cut.subgroups * ctx.caps.subgroup_size;
+    for j in 0..n {
+        let factor = h.norm.map(|(_, eps)| {
+            let sum = b.for_(b.lane(), b.u32(cut.tile), ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
+                let v = b.shared_load(sums, i + j * cut.tile);
+                vec![b.fma(v, v, acc[0])]
+            });
+            (sum[0].subgroup_add() * (1.0 / cut.head_dim as f32) + eps).inv_sqrt()
+        });
+        let value = |i: Val<'b>| {
+            let v = b.shared_load(sums, i + j * cut.tile);
+            match (factor, out.norm) {
+                (Some(f), Some(gain)) => v * f * b.load(Type::F32, gain, head_row(cut, h, place.part, i) * 4, 4),
+                _ => v,
+            }
+        };
+        let store = |i: Val<'b>, v: Val<'b>| {
+            let e = head_row(cut, h, place.part, i);
+            match h.dest {
+                Dest::Q(q) => b.store(out.dest, (place.head * cut.head_dim + e + j * ctx.cols(q)) * 4, v, 4),
+                Dest::K | Dest::V => {
+                    let slot = b.load(Type::U32, slots, b.u32(j * 4), 4);
+                    let heads = ctx.graph.weight_of(h.weight).rows / cut.head_dim;
+                    b.if_(slot.ne(NO_SLOT), || {
+                        let at = kv_offset(heads, cut.head_dim, ctx.kv.ty, slot, place.head, e);
+                        store_kv(b, out.dest, at, ctx.kv.ty, v);
+                    });
+                }
+            }
+        };
+        match (h.rope, out.turns) {
+            (Some((pairing, rope)), Some(table)) => {
+                let pairs = ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
+                let whole = cut.tile == cut.head_dim;
+                let local_pairs = if whole { pairs } else { cut.tile / 2 };
+                super::rows::for_items(b, lanes, local_pairs, |p| {
+                    let elements = pair_elements(pairing, local_pairs, p);
+                    let [c, s] = turn(b, table, b.u32(j), pairs, place.part * local_pairs + p);
+                    let [u, v] = elements.map(value);
+                    store(elements[0], u * c - v * s);
+                    store(elements[1], u * s + v * c);
+                });
+                if whole && 2 * pairs < cut.head_dim {
+                    super::rows::for_items(b, lanes, cut.head_dim - 2 * pairs, |i| {
+                        store(i + 2 * pairs, value(i + 2 * pairs));
+                    });
+                }
+            }
+            _ => super::rows::for_items(b, lanes, cut.tile, |i| store(i, value(i))),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
+
+use super::args::single;
+use super::dot;
+use crate::select::Finder;
+use crate::template::{Ctx, Emission, Operand, Template};
+use crate::{CompileError, Region};
+use zinc_ir::graph::{NodeId, Op, Pairing};
+use zinc_ir::kernel::{Builder, Scalar, Type, Val};
+use zinc_ir::plan::{Input, KvType, NO_SLOT, PAGE_TOKENS};
+use zinc_ir::quant::{UNIT, Weights};
+
+macro_rules! template {
+    ($name:ident, $label:literal, $summary:literal, $pattern:pat, $emit:expr) => {
+        pub(super) static $name: Template = Template {
+            name: $label,
+            summary: $summary,
+            fused: false,
+            matches: |f, node| matches!(f.op(node), $pattern).then(|| vec![node]),
+            emit: $emit,
+        };
+    };
+}
+
+pub(super) static EMBED_SCALED: Template = Template {
+    name: "embed_scaled",
+    summary: "embedding rows times a constant",
+    fused: true,
+    matches: match_embed_scaled,
+    emit: emit_embed,
+};
+template!(EMBED, "embed", "embedding rows", Op::Embed { .. }, emit_embed);
+template!(SELECT_ROWS, "select_rows", "rows whose logits are wanted", Op::SelectRows { .. }, emit_select_rows);
+template!(RMS_NORM, "rms_norm", "RMS norm of rows or heads", Op::RmsNorm { .. }, emit_rms_norm);
+template!(ROPE, "rope", "rotary embedding of heads", Op::Rope { .. }, emit_rope);
+template!(KV_APPEND, "kv_append", "K and V into the cache", Op::KvAppend { .. }, emit_kv_append);
+template!(GLU, "glu", "activation of gate times up", Op::Glu { .. }, emit_elementwise);
+template!(ADD, "add", "sum of two values", Op::Add { .. }, emit_elementwise);
+template!(BIAS, "bias", "adds one vector to every row", Op::Bias { .. }, emit_elementwise);
+template!(SCALE, "scale", "multiplies by a constant", Op::Scale { .. }, emit_elementwise);
+template!(ARGMAX, "argmax", "column of the largest value", Op::Argmax { .. }, emit_argmax);
+
+fn match_embed_scaled(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let Op::Scale { x, .. } = *f.op(node) else { return None };
+    (matches!(f.op(x), Op::Embed { .. }) && f.private(x, &[node])).then(|| vec![x, node])
+}
+
+/// Lanes of a workgroup for `items` independent items.
+fn workgroup(ctx: &Ctx<'_>, items: u32) -> u32 {
+    let sg = ctx.caps.subgroup_size;
+    let most = (256 / sg * sg).max(sg).min(ctx.caps.max_workgroup / sg * sg);
+    items.next_multiple_of(sg).min(most)
+}
+
+/// Runs `body(i)` for i in 0..items, spread over the lanes of a workgroup.
+pub(super) fn for_items<'b>(b: &'b Builder, lanes: u32, items: u32, body: impl FnOnce(Val<'b>)) {
+    b.for_(b.local_id(), b.u32(items), lanes, &[], |i, _| {
+        body(i);
+        vec![]
+    });
+}
+
+/// Embedding: a tile per token; each lane decodes units of 32 columns.
+fn emit_embed(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::Embed { table } = *ctx.graph.op(region.nodes[0]) else {
+        return Err(ctx.unsupported(out, "not an embedding"));
+    };
+    let factor = match *ctx.graph.op(out) {
+        Op::Scale { factor, .. } => factor,
+        _ => 1.0,
+    };
+    let weight = ctx.graph.weight_of(table);
+    if !dot::supported(weight) {
+        let why = format!("{} columns of {} are not whole blocks", weight.cols, weight.format.name);
+        return Err(ctx.unsupported(out, why));
+    }
+    let units = weight.cols / UNIT;
+    let lanes = workgroup(ctx, units);
+    let name = format!("embed_{}_{}", weight.format.name.to_lowercase(), weight.cols);
+    Ok(single(name, lanes, ctx.caps.subgroup_size, [ctx.rows(out), 1, 1], |b, args| {
+        let tokens = args.read("tokens", Operand::Input(Input::Tokens));
+        let base = args.read("table", Operand::Weight(table));
+        let y = args.write("y", Operand::Value(out));
+        let token = b.load(Type::U32, tokens, b.tile(0) * 4, 4).min(b.u32(weight.rows - 1));
+        for_items(b, lanes, units, |unit| {
+            for run in (weight.format.emit_unit)(&dot::unit_at(b, weight, base, token, unit)) {
+                let col = dot::first_column(weight.format, unit, &run);
+                store16(b, y, (b.tile(0) * weight.cols + col) * 4, &run.weights, factor);
+            }
+        });
+    }))
+}
+
+fn store16<'b>(b: &'b Builder, y: Val<'b>, offset: Val<'b>, weights: &Weights<'b>, factor: f32) {
+    for (i, quad) in weights.values(b).into_iter().enumerate() {
+        let quad = if factor == 1.0 { quad } else { quad * factor };
+        b.store(y, offset + i as u32 * 16, quad, 16);
+    }
+}
+
+fn emit_select_rows(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::SelectRows { x } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
+    let cols = ctx.cols(out);
+    let lanes = workgroup(ctx, cols);
+    Ok(single(format!("select_rows_{cols}"), lanes, ctx.caps.subgroup_size, [ctx.rows(out), 1, 1], |b, args| {
+        let from = args.read("x", Operand::Value(x));
+        let picks = args.read("outputs", Operand::Input(Input::Outputs));
+        let y = args.write("y", Operand::Value(out));
+        let row = b.load(Type::U32, picks, b.tile(0) * 4, 4);
+        for_items(b, lanes, cols, |i| {
+            let value = b.load(Type::F32, from, (row * cols + i) * 4, 4);
+            b.store(y, (b.tile(0) * cols + i) * 4, value, 4);
+        });
+    }))
+}
+
+/// One subgroup per group of columns.
+fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(out) else {
+        return Err(ctx.unsupported(out, "pattern"));
+    };
+    let sg = ctx.caps.subgroup_size;
+    let groups = ctx.cols(out) / group;
+    let name = format!("rms_norm_{group}");
+    Ok(single(name, sg, sg, [ctx.rows(out) * groups, 1, 1], |b, args| {
+        let from = args.read("x", Operand::Value(x));
+        let gain = args.read("weight", Operand::Weight(weight));
+        let y = args.write("y", Operand::Value(out));
+        let start = b.tile(0) * group;
+        let sum = b.for_(b.lane(), b.u32(group), sg, &[b.f32(0.0)], |i, acc| {
+            let v = b.load(Type::F32, from, (start + i) * 4, 4);
+            vec![b.fma(v, v, acc[0])]
+        });
+        let factor = (sum[0].subgroup_add() * (1.0 / group as f32) + eps).inv_sqrt();
+        b.for_(b.lane(), b.u32(group), sg, &[], |i, _| {
+            let v = b.load(Type::F32, from, (start + i) * 4, 4);
+            let g = b.load(Type::F32, gain, i * 4, 4);
+            b.store(y, (start + i) * 4, v * factor * g, 4);
+            vec![]
+        });
+    }))
+}
+
+/// Cosine and sine of a pair for a row.
+pub(super) fn turn<'b>(b: &'b Builder, table: Val<'b>, row: Val<'b>, pairs: u32, pair: Val<'b>) -> [Val<'b>; 2] {
+    [0, 1].map(|part| b.load(Type::F32, table, (row * (2 * pairs) + pair + part * pairs) * 4, 4))
+}
+
+/// The two elements of pair `pair` within a head.
+pub(super) fn pair_elements<'b>(pairing: Pairing, pairs: u32, pair: Val<'b>) -> [Val<'b>; 2] {
+    match pairing {
+        Pairing::Adjacent => [pair * 2, pair * 2 + 1],
+        Pairing::Halves => [pair, pair + pairs],
+    }
+}
+
+fn emit_rope(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::Rope { x, head_dim, pairing, rope } = *ctx.graph.op(out) else {
+        return Err(ctx.unsupported(out, "pattern"));
+    };
+    let pairs = ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
+    let (cols, rest) = (ctx.cols(out), head_dim - 2 * pairs);
+    let heads = cols / head_dim;
+    let lanes = workgroup(ctx, heads * pairs);
+    let name = format!("rope_{pairing:?}_{heads}x{head_dim}").to_lowercase();
+    Ok(single(name, lanes, ctx.caps.subgroup_size, [ctx.rows(out), 1, 1], |b, args| {
+        let from = args.read("x", Operand::Value(x));
+        let table = args.read("turns", Operand::Input(Input::Rope(rope)));
+        let y = args.write("y", Operand::Value(out));
+        let row = b.tile(0);
+        for_items(b, lanes, heads * pairs, |i| {
+            let (head, pair) = (i / pairs, i % pairs);
+            let [c, s] = turn(b, table, row, pairs, pair);
+            let at = pair_elements(pairing, pairs, pair).map(|e| (row * cols + head * head_dim + e) * 4);
+            let [u, v] = at.map(|at| b.load(Type::F32, from, at, 4));
+            b.store(y, at[0], u * c - v * s, 4);
+            b.store(y, at[1], u * s + v * c, 4);
+        });
+        if rest > 0 {
+            for_items(b, lanes, heads * rest, |i| {
+                let at = (row * cols + (i / rest) * head_dim + 2 * pairs + i % rest) * 4;
+                b.store(y, at, b.load(Type::F32, from, at, 4), 4);
+            });
+        }
+    }))
+}
+
+/// Byte offset of element `e` of head `head` at KV slot `slot` within a layer's K or V area.
+pub(super) fn kv_offset<'b>(
+    heads: u32,
+    head_dim: u32,
+    ty: KvType,
+    slot: Val<'b>,
+    head: Val<'b>,
+    e: Val<'b>,
+) -> Val<'b> {
+    let (page, token) = (slot / PAGE_TOKENS, slot % PAGE_TOKENS);
+    (((page * heads + head) * PAGE_TOKENS + token) * head_dim + e) * ty.bytes()
+}
+
+/// Stores an F32 as a cache element.
+pub(super) fn store_kv<'b>(b: &'b Builder, base: Val<'b>, offset: Val<'b>, ty: KvType, value: Val<'b>) {
+    match ty {
+        KvType::F32 => b.store(base, offset, value, 4),
+        KvType::F16 => b.store(base, offset, value.to(Scalar::F16), 2),
+    }
+}
+
+fn emit_kv_append(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let node = region.last();
+    let Op::KvAppend { k, v, layer } = *ctx.graph.op(node) else {
+        return Err(ctx.unsupported(node, "pattern"));
+    };
+    let shape = ctx.graph.kv()[layer as usize];
+    let (cols, ty) = (shape.heads * shape.head_dim, ctx.kv.ty);
+    let lanes = workgroup(ctx, cols);
+    let name = format!("kv_append_{}x{}_{ty:?}", shape.heads, shape.head_dim).to_lowercase();
+    Ok(single(name, lanes, ctx.caps.subgroup_size, [ctx.bucket.tokens, 1, 1], |b, args| {
+        let sources = [args.read("k", Operand::Value(k)), args.read("v", Operand::Value(v))];
+        let slots = args.read("slots", Operand::Input(Input::Slots));
+        let areas = [args.write("k_cache", Operand::KvK(layer)), args.write("v_cache", Operand::KvV(layer))];
+        let row = b.tile(0);
+        let slot = b.load(Type::U32, slots, row * 4, 4);
+        b.if_(slot.ne(NO_SLOT), || {
+            for_items(b, lanes, cols, |i| {
+                let at = kv_offset(shape.heads, shape.head_dim, ty, slot, i / shape.head_dim, i % shape.head_dim);
+                for (source, area) in sources.into_iter().zip(areas) {
+                    let value = b.load(Type::F32, source, (row * cols + i) * 4, 4);
+                    store_kv(b, area, at, ty, value);
+                }
+            });
+        });
+    }))
+}
+
+/// GLU, add, bias and scale: one lane per element.
+fn emit_elementwise(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let (rows, cols) = (ctx.rows(out), ctx.cols(out));
+    let op = ctx.graph.op(out).clone();
+    let lanes = workgroup(ctx, cols);
+    let name = format!("{}_{cols}", region.template.name);
+    Ok(single(name, lanes, ctx.caps.subgroup_size, [cols.div_ceil(lanes), rows, 1], |b, args| {
+        let operands: Vec<Val<'_>> = op.inputs().into_iter().map(|i| args.read("x", Operand::Value(i))).collect();
+        let vector = op.weight().map(|w| args.read("weight", Operand::Weight(w)));
+        let y = args.write("y", Operand::Value(out));
+        let col = b.tile(0) * lanes + b.local_id();
+        b.if_(col.lt(cols), || {
+            let at = (b.tile(1) * cols + col) * 4;
+            let values: Vec<Val<'_>> = operands.iter().map(|o| b.load(Type::F32, *o, at, 4)).collect();
+            let value = match (&op, vector) {
+                (Op::Glu { act, .. }, _) => super::matvec::activate(*act, values[0]) * values[1],
+                (Op::Add { .. }, _) => values[0] + values[1],
+                (Op::Bias { .. }, Some(w)) => values[0] + b.load(Type::F32, w, col * 4, 4),
+                (Op::Scale { factor, .. }, _) => values[0] * *factor,
+                _ => values[0],
+            };
+            b.store(y, at, value, 4);
+        });
+    }))
+}
+
+/// One workgroup per row: lanes keep their best, then the first lane of each subgroup, then lane 0 decides. Ties go to
+/// the lowest column.
+fn emit_argmax(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::Argmax { x } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
+    let (cols, sg) = (ctx.cols(x), ctx.caps.subgroup_size);
+    let lanes = workgroup(ctx, cols);
+    Ok(single(format!("argmax_{cols}"), lanes, sg, [ctx.rows(out), 1, 1], |b, args| {
+        let from = args.read("x", Operand::Value(x));
+        let y = args.write("y", Operand::Value(out));
+        let best_value = b.shared("best_value", Type::F32, lanes / sg);
+        let best_index = b.shared("best_index", Type::U32, lanes / sg);
+        let none = [b.f32(f32::MIN), b.u32(u32::MAX)];
+        let own = b.for_(b.local_id(), b.u32(cols), lanes, &none, |i, best| {
+            let v = b.load(Type::F32, from, (b.tile(0) * cols + i) * 4, 4);
+            let better = v.gt(best[0]);
+            vec![better.select(v, best[0]), better.select(i, best[1])]
+        });
+        let top = own[0].subgroup_max();
+        let index = own[0].eq(top).select(own[1], b.u32(u32::MAX)).subgroup_min();
+        b.if_(b.lane().eq(0), || {
+            b.shared_store(best_value, b.subgroup_id(), top);
+            b.shared_store(best_index, b.subgroup_id(), index);
+        });
+        b.barrier();
+        b.if_(b.local_id().eq(0), || {
+            let best = b.for_(b.u32(0), b.u32(lanes / sg), 1, &none, |s, best| {
+                let (v, i) = (b.shared_load(best_value, s), b.shared_load(best_index, s));
+                let better = v.gt(best[0]).select(b.bool(true), v.eq(best[0]) & i.lt(best[1]));
+                vec![better.select(v, best[0]), better.select(i, best[1])]
+            });
+            // A row of NaN or -inf has no largest value; column 0 then, never an index outside the row.
+            let found = best[1].lt(cols).select(best[1], b.u32(0));
+            b.store(y, b.tile(0) * 4, found, 4);
+        });
+    }))
+}

@@ -1,0 +1,226 @@
+//! Places values in scratch by lifetime, turns sketches into launches, and puts a barrier before every launch that
+//! conflicts with one since the last barrier.
+
+use crate::template::{Access, Ctx, Emission, LaunchSketch, Operand};
+use crate::{CompileError, Region};
+use std::collections::HashMap;
+use zinc_ir::graph::{NodeId, Op};
+use zinc_ir::kernel::ArgKind;
+use zinc_ir::plan::{Buffer, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes};
+
+/// Alignment of values in scratch; a cache line pair of every GPU we know.
+const ALIGN: u64 = 256;
+
+pub(crate) fn schedule(
+    ctx: &Ctx<'_>,
+    inputs: &InputLayout,
+    regions: Vec<Region>,
+    emissions: Vec<Emission>,
+) -> Result<Plan, CompileError> {
+    let places = place(ctx, &regions, &emissions);
+    let mut plan = Plan {
+        graph: ctx.graph.clone(),
+        bucket: ctx.bucket,
+        act: ctx.choices.act,
+        kv: ctx.kv.clone(),
+        inputs: inputs.clone(),
+        output: ctx.output,
+        kernels: vec![],
+        entries: vec![],
+        scratch_bytes: places.bytes,
+        output_bytes: ctx.output.map_or(0, |o| ctx.value_bytes(o)),
+    };
+    let mut known: HashMap<String, KernelId> = HashMap::new();
+    let mut since_barrier: Vec<Launch> = vec![];
+    for (index, (region, emission)) in regions.iter().zip(emissions).enumerate() {
+        let mut launches = vec![];
+        if ctx.caps.native {
+            launches.push(native_launch(ctx, region));
+        }
+        let count = emission.launches.len();
+        for (i, sketch) in emission.launches.into_iter().enumerate() {
+            let mut launch = finish(ctx, &places, inputs, index, region, &sketch);
+            if i + 1 < count {
+                launch.region = vec![];
+            }
+            let text = sketch.kernel.to_string();
+            let next = KernelId(plan.kernels.len() as u32);
+            let id = *known.entry(text).or_insert(next);
+            if id == next {
+                plan.kernels.push(sketch.kernel);
+            }
+            launch.kernel = Some(id);
+            launches.push(launch);
+        }
+        for launch in launches {
+            if since_barrier.iter().any(|earlier| conflict(earlier, &launch).is_some()) {
+                plan.entries.push(Entry::Barrier);
+                since_barrier.clear();
+            }
+            since_barrier.push(launch.clone());
+            plan.entries.push(Entry::Launch(launch));
+        }
+    }
+    Ok(plan)
+}
+
+/// Where each value and each region's temporaries are in scratch.
+struct Places {
+    values: HashMap<NodeId, u64>,
+    temps: Vec<Vec<(u64, u64)>>,
+    bytes: u64,
+}
+
+/// First fit over lifetimes: a value lives from its region to its last reader's region.
+fn place(ctx: &Ctx<'_>, regions: &[Region], emissions: &[Emission]) -> Places {
+    let mut places = Places { values: HashMap::new(), temps: vec![], bytes: 0 };
+    if ctx.caps.native {
+        places.temps = vec![vec![]; regions.len()];
+        return places;
+    }
+    let mut last_use: HashMap<NodeId, usize> = HashMap::new();
+    for (i, region) in regions.iter().enumerate() {
+        for input in region.nodes.iter().flat_map(|n| ctx.graph.op(*n).inputs()) {
+            last_use.insert(input, i);
+        }
+    }
+    // Live blocks: (start, end, last region that needs it).
+    let mut live: Vec<(u64, u64, usize)> = vec![];
+    for (i, (region, emission)) in regions.iter().zip(emissions).enumerate() {
+        live.retain(|block| block.2 >= i);
+        let mut take = |bytes: u64, until: usize| {
+            let bytes = bytes.next_multiple_of(ALIGN);
+            live.sort();
+            let mut at = 0;
+            for block in &live {
+                if at + bytes <= block.0 {
+                    break;
+                }
+                at = at.max(block.1);
+            }
+            live.push((at, at + bytes, until));
+            places.bytes = places.bytes.max(at + bytes);
+            at
+        };
+        for &node in &region.nodes {
+            let read_outside = last_use.get(&node).is_some_and(|last| *last > i);
+            if read_outside && Some(node) != ctx.output && ctx.cols(node) > 0 {
+                let at = take(ctx.value_bytes(node), last_use[&node]);
+                places.values.insert(node, at);
+            }
+        }
+        let temps = emission.temps.iter().map(|bytes| (take(*bytes, i), *bytes)).collect();
+        places.temps.push(temps);
+    }
+    places
+}
+
+fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, operand: Operand) -> Span {
+    match operand {
+        Operand::Value(node) if Some(node) == ctx.output => {
+            Span { buffer: Buffer::Output, offset: 0, bytes: ctx.value_bytes(node) }
+        }
+        Operand::Value(node) => {
+            let offset = places.values[&node];
+            Span { buffer: Buffer::Scratch, offset, bytes: ctx.value_bytes(node) }
+        }
+        Operand::Weight(w) => Span { buffer: Buffer::Weight(w), offset: 0, bytes: weight_bytes(ctx.graph, w) },
+        Operand::Input(input) => {
+            let (offset, bytes) = inputs.span(input);
+            Span { buffer: Buffer::Inputs, offset, bytes }
+        }
+        Operand::KvK(layer) => {
+            let area = ctx.kv.layers[layer as usize];
+            Span { buffer: Buffer::Kv, offset: area.k, bytes: area.v - area.k }
+        }
+        Operand::KvV(layer) => {
+            let area = ctx.kv.layers[layer as usize];
+            Span { buffer: Buffer::Kv, offset: area.v, bytes: area.v - area.k }
+        }
+        Operand::Temp(i) => {
+            let (offset, bytes) = places.temps[region][i];
+            Span { buffer: Buffer::Scratch, offset, bytes }
+        }
+    }
+}
+
+fn finish(
+    ctx: &Ctx<'_>,
+    places: &Places,
+    inputs: &InputLayout,
+    index: usize,
+    region: &Region,
+    sketch: &LaunchSketch,
+) -> Launch {
+    let mut launch = native_launch(ctx, region);
+    launch.reads.clear();
+    launch.writes.clear();
+    launch.grid = sketch.grid;
+    debug_assert_eq!(sketch.args.len(), sketch.kernel.args.len(), "{}: arguments", sketch.kernel.name);
+    for ((operand, access), arg) in sketch.args.iter().zip(&sketch.kernel.args) {
+        let declared = matches!(
+            (access, arg.kind),
+            (Access::Read, ArgKind::Read) | (Access::Write, ArgKind::Write) | (Access::ReadWrite, ArgKind::ReadWrite)
+        );
+        debug_assert!(declared, "{}: access of {}", sketch.kernel.name, arg.name);
+        let span = span_of(ctx, places, inputs, index, *operand);
+        launch.args.push(LaunchArg::Address { buffer: span.buffer, offset: span.offset });
+        if *access != Access::Write {
+            launch.reads.push(span);
+        }
+        if *access != Access::Read {
+            launch.writes.push(span);
+        }
+    }
+    launch
+}
+
+/// A region as one launch without kernel: what native devices run. Its spans name what leaves and enters the region
+/// only where buffers are shared with the host or the cache; a native device keeps values itself and runs in order.
+fn native_launch(ctx: &Ctx<'_>, region: &Region) -> Launch {
+    let (bytes, flops) = cost(ctx, region);
+    Launch {
+        template: region.template.name,
+        region: region.nodes.clone(),
+        layer: ctx.graph.node(region.last()).layer,
+        kernel: None,
+        grid: [1; 3],
+        args: vec![],
+        reads: vec![],
+        writes: vec![],
+        bytes,
+        flops,
+    }
+}
+
+/// Bytes a region must move (weights, KV of a full context, inputs and outputs once) and its arithmetic.
+fn cost(ctx: &Ctx<'_>, region: &Region) -> (u64, u64) {
+    let (mut bytes, mut flops) = (0, 0);
+    for &node in &region.nodes {
+        let op = ctx.graph.op(node);
+        let rows = ctx.rows(node) as u64;
+        for input in op.inputs() {
+            if !region.nodes.contains(&input) {
+                bytes += ctx.value_bytes(input);
+            }
+        }
+        if let Some(w) = op.weight() {
+            let weight = ctx.graph.weight_of(w);
+            match op {
+                Op::Embed { .. } => bytes += rows * weight.bytes() / weight.rows as u64,
+                _ => bytes += weight.bytes(),
+            }
+            if let Op::MatMul { .. } = op {
+                flops += 2 * rows * weight.rows as u64 * weight.cols as u64;
+            }
+        }
+        if let Op::Attention { spec, .. } = op {
+            let visible = spec.window.unwrap_or(u32::MAX).min(ctx.bucket.context) as u64;
+            let row = (spec.kv_heads * spec.head_dim) as u64;
+            bytes += 2 * visible * row * ctx.kv.ty.bytes() as u64;
+            flops += 4 * rows * visible * (spec.heads * spec.head_dim) as u64;
+        }
+    }
+    bytes += ctx.value_bytes(region.last());
+    (bytes, flops)
+}

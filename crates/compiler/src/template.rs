@@ -1,0 +1,141 @@
+//! What a kernel template is, and what it sees and gives.
+
+use crate::select::{Finder, Region};
+use crate::{Choices, CompileError};
+use std::sync::Arc;
+use zinc_ir::device::Caps;
+use zinc_ir::graph::{Graph, NodeId, Op, Rows, WeightId};
+use zinc_ir::kernel::Kernel;
+use zinc_ir::plan::{Bucket, Input, KvLayout};
+
+/// Everything a template may look at.
+pub struct Ctx<'a> {
+    /// The graph, tail included.
+    pub graph: &'a Arc<Graph>,
+    /// The device's abilities.
+    pub caps: &'a Caps,
+    /// Sizes.
+    pub bucket: Bucket,
+    /// KV layout.
+    pub kv: &'a Arc<KvLayout>,
+    /// User's or tuner's decisions.
+    pub choices: &'a Choices,
+    /// The value that leaves the device.
+    pub output: Option<NodeId>,
+}
+
+/// A kernel template: a pattern over the graph and an emitter.
+pub struct Template {
+    /// Name, after what it computes.
+    pub name: &'static str,
+    /// One line for `zinc explain`.
+    pub summary: &'static str,
+    /// Part of the fused set (left out when [`Choices::fuse`] is off).
+    pub fused: bool,
+    /// The nodes of the region that ends in `node`, in any order, or nothing. All must be uncovered, and no value
+    /// but the last one's may be read outside.
+    pub matches: fn(&Finder<'_>, NodeId) -> Option<Vec<NodeId>>,
+    /// Emits the launches of a region. Never called for native devices.
+    pub emit: fn(&Ctx<'_>, &Region) -> Result<Emission, CompileError>,
+}
+
+/// What a launch argument stands for before buffers are placed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operand {
+    /// A value of the graph, F32 [rows, cols] (U32 for argmax).
+    Value(NodeId),
+    /// A weight in its device layout.
+    Weight(WeightId),
+    /// A step input.
+    Input(Input),
+    /// The K area of a KV layer.
+    KvK(u32),
+    /// The V area of a KV layer.
+    KvV(u32),
+    /// Scratch of this region: index into [`Emission::temps`].
+    Temp(usize),
+}
+
+/// How a launch uses an argument.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Reads only.
+    Read,
+    /// Writes only.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+/// A launch before buffers are placed.
+pub struct LaunchSketch {
+    /// The kernel; its address arguments are `args`, in order.
+    pub kernel: Kernel,
+    /// Tiles.
+    pub grid: [u32; 3],
+    /// Arguments.
+    pub args: Vec<(Operand, Access)>,
+}
+
+/// The launches of a region, in order; each depends on the one before.
+pub struct Emission {
+    /// Launches.
+    pub launches: Vec<LaunchSketch>,
+    /// Bytes of each region-local scratch buffer.
+    pub temps: Vec<u64>,
+}
+
+impl Emission {
+    /// A single launch without scratch.
+    pub fn one(kernel: Kernel, grid: [u32; 3], args: Vec<(Operand, Access)>) -> Emission {
+        Emission { launches: vec![LaunchSketch { kernel, grid, args }], temps: vec![] }
+    }
+}
+
+impl Ctx<'_> {
+    /// Rows of a value in this bucket.
+    pub fn rows(&self, id: NodeId) -> u32 {
+        match self.graph.node(id).shape.rows {
+            Rows::Tokens => self.bucket.tokens,
+            Rows::Outputs => self.bucket.outputs,
+        }
+    }
+    /// Columns of a value.
+    pub fn cols(&self, id: NodeId) -> u32 {
+        self.graph.node(id).shape.cols
+    }
+    /// Bytes of a value.
+    pub fn value_bytes(&self, id: NodeId) -> u64 {
+        self.rows(id) as u64 * self.cols(id) as u64 * 4
+    }
+    /// The error for a node no template can do.
+    pub fn unsupported(&self, node: NodeId, why: impl Into<String>) -> CompileError {
+        CompileError::Unsupported { op: op_name(self.graph.op(node)).to_string(), node: node.0, why: why.into() }
+    }
+}
+
+/// An operation's name in messages.
+pub(crate) fn op_name(op: &Op) -> &'static str {
+    match op {
+        Op::Embed { .. } => "embed",
+        Op::SelectRows { .. } => "select_rows",
+        Op::Scale { .. } => "scale",
+        Op::RmsNorm { .. } => "rms_norm",
+        Op::MatMul { .. } => "matmul",
+        Op::Bias { .. } => "bias",
+        Op::Add { .. } => "add",
+        Op::Glu { .. } => "glu",
+        Op::Rope { .. } => "rope",
+        Op::KvAppend { .. } => "kv_append",
+        Op::Attention { .. } => "attention",
+        Op::Argmax { .. } => "argmax",
+    }
+}
+
+/// Emits a region, or nothing for devices that run regions natively.
+pub(crate) fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    if ctx.caps.native {
+        return Ok(Emission { launches: vec![], temps: vec![] });
+    }
+    (region.template.emit)(ctx, region)
+}
