@@ -6,6 +6,11 @@
 
 mod build;
 mod inst;
+pub mod interpret;
+mod text;
+mod verify;
 
 pub use build::{Builder, Val};
 pub use inst::*;
+pub use text::{ParseError, parse};
+pub use verify::{MAX_DEPTH, Problem, VerifyError, verify, verify_structure};

@@ -19,7 +19,7 @@ pub const MAX_DEPTH: usize = 64;
 
 /// Why a kernel is not well-formed, and where.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("kernel {kernel}{}: {problem}", if op.is_empty() { String::new() } else { format!(", at `{op}`") })]
+#[error("kernel {kernel}{}: {problem}", at(.op))]
 pub struct VerifyError {
     /// Name of the kernel.
     pub kernel: String,
@@ -137,4 +137,8 @@ pub fn verify_structure(kernel: &Kernel) -> Result<(), VerifyError> {
 fn locate(kernel: &Kernel, (value, problem): Found) -> VerifyError {
     let op = value.map(|v| text::line_of(kernel, v)).unwrap_or_default();
     VerifyError { kernel: kernel.name.clone(), value, op, problem }
+}
+
+fn at(op: &str) -> String {
+    if op.is_empty() { String::new() } else { format!(", at `{op}`") }
 }

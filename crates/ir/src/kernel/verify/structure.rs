@@ -38,11 +38,7 @@ fn handles(kernel: &Kernel) -> Result<(), Found> {
         op.for_each_operand(&mut see);
         match op {
             Op::If { then, then_yield, otherwise, else_yield, results, .. } => {
-                [then, then_yield, otherwise, else_yield, results]
-                    .into_iter()
-                    .flatten()
-                    .copied()
-                    .for_each(&mut see);
+                [then, then_yield, otherwise, else_yield, results].into_iter().flatten().copied().for_each(&mut see);
             }
             Op::For { index, carried, body, body_yield, results, .. } => {
                 see(*index);
@@ -112,7 +108,7 @@ struct Scopes<'k> {
     visible: Vec<bool>,
 }
 
-impl Scopes<'_> {
+impl<'k> Scopes<'k> {
     /// Checks a block whose `params` are visible inside it and whose end yields `yields`.
     fn block(&mut self, block: &Block, params: &[Value], yields: &[Value], depth: usize) -> Result<(), Found> {
         let mut own: Vec<Value> = params.to_vec();
@@ -151,7 +147,7 @@ impl Scopes<'_> {
     }
 
     /// Checks the blocks of a control operation; gives the values visible after it.
-    fn nested(&mut self, v: Value, depth: usize) -> Result<&[Value], Found> {
+    fn nested(&mut self, v: Value, depth: usize) -> Result<&'k [Value], Found> {
         let kernel = self.kernel;
         let at = |problem| (Some(v), problem);
         let results = match kernel.op(v) {

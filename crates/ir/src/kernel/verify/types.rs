@@ -32,14 +32,10 @@ pub(super) fn check(kernel: &Kernel, v: Value) -> Result<(), Problem> {
     }
     match kernel.op(v) {
         Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param => leaf(kernel, v),
-        Op::Load { .. }
-        | Op::Store { .. }
-        | Op::AtomicAdd { .. }
-        | Op::SharedLoad { .. }
-        | Op::SharedStore { .. } => memory(kernel, v),
-        Op::MatrixLoad { .. } | Op::MatrixStore { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => {
-            matrix(kernel, v)
+        Op::Load { .. } | Op::Store { .. } | Op::AtomicAdd { .. } | Op::SharedLoad { .. } | Op::SharedStore { .. } => {
+            memory(kernel, v)
         }
+        Op::MatrixLoad { .. } | Op::MatrixStore { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => matrix(kernel, v),
         Op::If { .. } | Op::For { .. } => control(kernel, v),
         Op::Barrier => rule(ty == Type::Void, "a barrier has no value"),
         _ => arithmetic(kernel, v),
@@ -164,16 +160,16 @@ fn convert(from: Type, to: Type) -> Result<(), Problem> {
 
 /// The argument that an address is computed from, followed through additions.
 fn root(kernel: &Kernel, base: Value) -> Option<&Arg> {
-    match kernel.op(base) {
-        Op::Arg(n) => kernel.args.get(*n as usize),
-        // Operands come before their users except in cyclic (already refused) kernels: strictly decreasing
-        // handles keep this walk finite for any input.
-        Op::Binary(BinOp::Add, a, b) => {
-            let below = |v: &Value| (v.0 < base.0).then(|| root(kernel, *v)).flatten();
-            below(a).or_else(|| below(b))
+    let mut open = vec![base];
+    // The limit keeps this short on graphs of shared sums; an address is the sum of a few terms.
+    for _ in 0..64 {
+        match kernel.op(open.pop()?) {
+            Op::Arg(n) => return kernel.args.get(*n as usize),
+            Op::Binary(BinOp::Add, a, b) => open.extend([*b, *a]),
+            _ => {}
         }
-        _ => None,
     }
+    None
 }
 
 fn may_read(kernel: &Kernel, base: Value) -> Result<(), Problem> {

@@ -22,8 +22,7 @@ enum Level {
 
 pub(super) fn check(kernel: &Kernel) -> Result<(), Found> {
     // With one subgroup per workgroup both scopes are one.
-    let subgroup =
-        if kernel.workgroup_size == kernel.subgroup_size { Level::Workgroup } else { Level::Subgroup };
+    let subgroup = if kernel.workgroup_size == kernel.subgroup_size { Level::Workgroup } else { Level::Subgroup };
     let mut pass = Pass { kernel, subgroup, levels: vec![Level::Workgroup; kernel.ops.len()], changed: false };
     for (i, op) in kernel.ops.iter().enumerate() {
         if let Op::Builtin(b) = op {
