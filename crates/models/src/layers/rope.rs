@@ -1,0 +1,51 @@
+//! Rotary frequencies: one table from base, divisors and scaling.
+//!
+//! ```text
+//! RopeSpec ─► base^(-2i/dims) ─/divisors─(linear │ YaRN)─► Rope { inv_freq, magnitude }
+//! ```
+//!
+//! Computed in F64 and rounded once. The YaRN rules are llama.cpp's: the ramp's ends are rounded outward.
+
+use crate::{RopeScaling, RopeSpec};
+use std::f64::consts::PI;
+use zinc_ir::graph::Rope;
+
+/// The table of a rotary embedding.
+pub(crate) fn table(spec: &RopeSpec) -> Rope {
+    let (dims, base) = (spec.dims as f64, spec.base as f64);
+    let inv_freq = (0..spec.dims / 2).map(|i| {
+        let divisor = spec.divisors.get(i as usize).map_or(1.0, |&d| d as f64);
+        let plain = base.powf(-2.0 * i as f64 / dims) / divisor;
+        (plain * kept(spec, i)) as f32
+    });
+    Rope { inv_freq: inv_freq.collect(), magnitude: (spec.magnitude as f64 * magnitude(spec.scaling)) as f32 }
+}
+
+/// What scaling leaves of the frequency of pair `i`.
+fn kept(spec: &RopeSpec, i: u32) -> f64 {
+    match spec.scaling {
+        RopeScaling::None => 1.0,
+        RopeScaling::Linear { factor } => 1.0 / factor as f64,
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, extrapolation, .. } => {
+            let (dims, base) = (spec.dims as f64, spec.base as f64);
+            // The pair that turns `turns` times over the original context.
+            let pair =
+                |turns: f32| dims * (original_context as f64 / (turns as f64 * 2.0 * PI)).ln() / (2.0 * base.ln());
+            let low = pair(beta_fast).floor().max(0.0);
+            let high = pair(beta_slow).ceil().min(dims - 1.0);
+            let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let fast = (1.0 - ramp) * extrapolation as f64;
+            (1.0 - fast) / factor as f64 + fast
+        }
+    }
+}
+
+/// YaRN's factor on cos and sin.
+fn magnitude(scaling: RopeScaling) -> f64 {
+    let RopeScaling::Yarn { factor, log_multiplier, extrapolation, .. } = scaling else { return 1.0 };
+    if extrapolation == 0.0 || factor <= 1.0 {
+        return 1.0;
+    }
+    let of = |multiplier: f64| 1.0 + 0.1 * multiplier * (factor as f64).ln();
+    if log_multiplier == 0.0 { of(1.0) } else { of(1.0) / of(log_multiplier as f64) }
+}
