@@ -1,0 +1,66 @@
+//! Buckets: the few sizes that plans are made for.
+//!
+//! ```text
+//! step of 5 rows, 2 outputs, 300 tokens of context ──► plan for 8 rows, 2 outputs, 1024 tokens
+//! ```
+//!
+//! A plan has its sizes as constants, so every size needs its own; rounding up keeps their number small and the
+//! waste below one half. Contexts grow by four: attention skips what lies beyond a row's position anyway.
+
+use zinc_ir::plan::{Bucket, PAGE_TOKENS, Tail};
+
+/// Smallest context bucket.
+const LEAST_CONTEXT: u32 = 256;
+
+/// The largest sizes; buckets never exceed them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Token rows of a step.
+    pub rows: u32,
+    /// Output rows of a step.
+    pub outputs: u32,
+    /// Sequences of a step.
+    pub sequences: u32,
+    /// Tokens of a sequence.
+    pub context: u32,
+}
+
+impl Limits {
+    /// The bucket for a step of these sizes, each within its limit.
+    pub fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
+        let power = |n: u32, limit: u32| if n == 0 { 0 } else { n.next_power_of_two().min(limit) };
+        let mut reach = LEAST_CONTEXT;
+        while reach < context {
+            reach = reach.saturating_mul(4);
+        }
+        Bucket {
+            tokens: power(rows, self.rows),
+            outputs: power(outputs, self.outputs),
+            context: reach.min(self.context).next_multiple_of(PAGE_TOKENS),
+            sequences: power(sequences, self.sequences),
+            tail,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { rows: 100, outputs: 8, sequences: 4, context: 2000 };
+
+    #[test]
+    fn sizes_round_up_to_a_bucket_within_the_limits() {
+        let b = LIMITS.bucket(5, 3, 3, 300, Tail::Logits);
+        assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (8, 4, 4, 1024));
+        let b = LIMITS.bucket(70, 0, 1, 2000, Tail::Logits);
+        assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (100, 0, 1, 2016));
+        assert_eq!(LIMITS.bucket(1, 1, 1, 256, Tail::Greedy).context, 256);
+    }
+
+    #[test]
+    fn a_small_context_is_its_own_bucket() {
+        let limits = Limits { context: 33, ..LIMITS };
+        assert_eq!(limits.bucket(1, 1, 1, 1, Tail::Logits).context, 64);
+    }
+}

@@ -1,0 +1,293 @@
+//! The engine: one model on one device, many sequences.
+//!
+//! ```text
+//! submit(Request) ─► Scheduler ─Batch─► plan for its bucket ─► Device.run ─► Scheduler ─► events
+//! ```
+//!
+//! Plans are compiled when a bucket first comes up and kept. The engine knows the device only as a
+//! [`Device`]; text is the caller's business.
+
+use crate::bucket::Limits;
+use crate::pool::KvPool;
+use crate::sampler::{Sampler, SamplingError};
+use crate::scheduler::Scheduler;
+use crate::sequence::{Event, Finish, Request, Sequence, SequenceId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use zinc_compiler::{Choices, CompileError};
+use zinc_ir::device::{Device, DeviceError, ProgramId, Progress, WeightSource};
+use zinc_ir::graph::Graph;
+use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan};
+
+/// Logits that one step may give back, in bytes.
+const OUTPUT_BYTES: u64 = 64 << 20;
+
+/// Sizes and precision of an engine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Most tokens per sequence.
+    pub context: u32,
+    /// Element type of cached K and V.
+    pub kv: KvType,
+    /// Most token rows per step.
+    pub rows: u32,
+    /// Most sequences that run at the same time.
+    pub sequences: u32,
+    /// Pages of the KV pool; `None`: enough for all sequences at full length.
+    pub pages: Option<u32>,
+    /// The compiler's choices, activation precision among them.
+    pub choices: Choices,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { context: 4096, kv: KvType::F16, rows: 512, sequences: 1, pages: None, choices: Choices::default() }
+    }
+}
+
+/// Why the engine could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The request and what it is to generate do not fit.
+    #[error(
+        "the sequence needs {needed} tokens ({prompt} of prompt, {predict} to generate) but the context has \
+         {available}; give a larger context (-c), a shorter prompt or fewer tokens to generate (-n)"
+    )]
+    Context {
+        /// Tokens needed.
+        needed: u64,
+        /// Of which prompt.
+        prompt: u64,
+        /// Of which generated.
+        predict: u64,
+        /// Tokens there is room for.
+        available: u64,
+    },
+    /// A request without tokens.
+    #[error("the prompt has no tokens; give at least one")]
+    EmptyPrompt,
+    /// A token id that the vocabulary does not have.
+    #[error("token {token} at position {position} is not in the vocabulary of {vocabulary} tokens")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Its place in the prompt.
+        position: usize,
+        /// Size of the vocabulary.
+        vocabulary: u32,
+    },
+    /// A size of 0 in the options.
+    #[error("{0} must be at least 1")]
+    ZeroSize(&'static str),
+    /// The graph has no logits: a bug in a model definition.
+    #[error("the model's graph declares no logits")]
+    NoLogits,
+    /// A sampling setting without meaning.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// No plan for this model on this device.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A plan and its handle on the device.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The handle.
+    pub id: ProgramId,
+    /// The plan.
+    pub plan: Arc<Plan>,
+}
+
+/// Runs sequences of one model on one device.
+pub struct Engine {
+    device: Box<dyn Device>,
+    graph: Arc<Graph>,
+    kv: Arc<KvLayout>,
+    limits: Limits,
+    choices: Choices,
+    vocabulary: u32,
+    pool: KvPool,
+    scheduler: Scheduler,
+    programs: HashMap<Bucket, Program>,
+    next_id: u64,
+}
+
+impl Engine {
+    /// Loads a model onto a device.
+    pub fn new(
+        mut device: Box<dyn Device>,
+        graph: Arc<Graph>,
+        weights: &dyn WeightSource,
+        options: Options,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Engine, EngineError> {
+        let sizes = [
+            ("the context", options.context),
+            ("the batch", options.rows),
+            ("the number of sequences", options.sequences),
+            ("the number of KV pages", options.pages.unwrap_or(1)),
+        ];
+        if let Some((what, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(EngineError::ZeroSize(what));
+        }
+        let logits = graph.logits().ok_or(EngineError::NoLogits)?;
+        let vocabulary = graph.node(logits).shape.cols;
+        let sequences = options.sequences.min(options.rows);
+        let pages = options.pages.unwrap_or(options.context.div_ceil(PAGE_TOKENS).saturating_mul(sequences));
+        let affordable = u32::try_from(OUTPUT_BYTES / (vocabulary as u64 * 4)).unwrap_or(u32::MAX).max(1);
+        // A power of two, so that the largest bucket is a common one too.
+        let outputs = (1 << affordable.ilog2()).min(options.rows).max(sequences);
+        let kv = Arc::new(KvLayout::new(&graph, options.kv, pages));
+        device.load(&graph, &kv, weights, progress)?;
+        let limits = Limits { rows: options.rows, outputs, sequences, context: options.context };
+        Ok(Engine {
+            device,
+            graph,
+            kv,
+            limits,
+            choices: options.choices,
+            vocabulary,
+            pool: KvPool::new(pages),
+            scheduler: Scheduler::new(limits),
+            programs: HashMap::new(),
+            next_id: 0,
+        })
+    }
+
+    /// Most tokens a sequence can have.
+    pub fn context(&self) -> u32 {
+        let pool = self.pool.pages() as u64 * PAGE_TOKENS as u64;
+        (self.limits.context as u64).min(pool) as u32
+    }
+
+    /// Size of the vocabulary, the width of a row of logits.
+    pub fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    /// The KV cache's layout.
+    pub fn kv(&self) -> &Arc<KvLayout> {
+        &self.kv
+    }
+
+    /// The device.
+    pub fn device(&self) -> &dyn Device {
+        self.device.as_ref()
+    }
+
+    /// All programs so far, in no order.
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.programs.values()
+    }
+
+    /// Is nothing left to do?
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// Pages of the KV pool that nobody holds, and all pages. Pages kept for later prompts count as held, see
+    /// [`Engine::forget_prefixes`].
+    pub fn pages(&self) -> (usize, usize) {
+        (self.pool.free(), self.pool.pages())
+    }
+
+    /// How often a sequence had to be run again because the KV pool was full.
+    pub fn preemptions(&self) -> u64 {
+        self.scheduler.preemptions()
+    }
+
+    /// Puts a request in the queue.
+    pub fn submit(&mut self, request: Request) -> Result<SequenceId, EngineError> {
+        request.sampling.check()?;
+        if request.prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let foreign = request.prompt.iter().position(|t| *t >= self.vocabulary);
+        if let Some(position) = foreign {
+            let (token, vocabulary) = (request.prompt[position], self.vocabulary);
+            return Err(EngineError::UnknownToken { token, position, vocabulary });
+        }
+        let (limit, limit_reason) = self.limit(&request)?;
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.scheduler.add(Sequence {
+            id,
+            tokens: request.prompt,
+            cached: 0,
+            pages: vec![],
+            sampler: Sampler::new(request.sampling),
+            end_tokens: request.end_tokens,
+            samples: request.predict != Some(0),
+            limit,
+            limit_reason,
+            next_logits: request.logits_from.map(|p| p as usize),
+        });
+        Ok(id)
+    }
+
+    /// At how many tokens a request ends, and why. A token's K and V are needed only once a token follows it, so the
+    /// last one may lie just beyond the context.
+    fn limit(&self, request: &Request) -> Result<(usize, Finish), EngineError> {
+        let (prompt, available) = (request.prompt.len() as u64, self.context() as u64);
+        let predict = request.predict.unwrap_or(1) as u64;
+        let run = prompt + predict.saturating_sub(1);
+        if run > available {
+            return Err(EngineError::Context { needed: run, prompt, predict, available });
+        }
+        Ok(match request.predict {
+            Some(n) => ((prompt + n as u64) as usize, Finish::Length),
+            None => (available as usize + 1, Finish::ContextFull { tokens: available as u32 }),
+        })
+    }
+
+    /// Drops a sequence; no more events of it will come.
+    pub fn cancel(&mut self, id: SequenceId) {
+        self.scheduler.cancel(id, &mut self.pool);
+    }
+
+    /// Forgets K and V kept of sequences that have ended, so that the next one is computed from its first token.
+    pub fn forget_prefixes(&mut self) {
+        self.scheduler.forget_prefixes(&mut self.pool);
+    }
+
+    /// Runs one step and gives what came of it: nothing if the engine is idle, or if only parts of prompts were run.
+    /// After an error the same step can be tried again.
+    pub fn step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Event>, EngineError> {
+        Ok(self.step_measured(progress)?.0)
+    }
+
+    /// [`Engine::step`], and which program it ran (none if idle).
+    pub fn step_measured(
+        &mut self,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Vec<Event>, Option<Program>), EngineError> {
+        let Some(batch) = self.scheduler.next_batch(&mut self.pool) else { return Ok((vec![], None)) };
+        let program = self.prepare(batch.bucket, progress)?;
+        let output = self.device.run(program.id, &batch.step)?;
+        Ok((self.scheduler.finish_batch(&batch, output, &mut self.pool), Some(program)))
+    }
+
+    /// Compiles the plan of a bucket unless that has been done.
+    pub fn prepare(&mut self, bucket: Bucket, progress: &mut dyn FnMut(Progress)) -> Result<Program, EngineError> {
+        if let Some(program) = self.programs.get(&bucket) {
+            return Ok(program.clone());
+        }
+        let plan = zinc_compiler::compile(&self.graph, &self.kv, bucket, self.device.caps(), &self.choices)?;
+        let plan = Arc::new(plan);
+        let id = self.device.prepare(&plan, progress)?;
+        let program = Program { id, plan };
+        self.programs.insert(bucket, program.clone());
+        Ok(program)
+    }
+
+    /// Turns measuring of single launches on or off for a program; gives the times of its last run, in the plan's
+    /// order, if the device can tell.
+    pub fn profile(&mut self, program: &Program, on: bool) -> Option<Vec<Duration>> {
+        self.device.profile(program.id, on)
+    }
+}

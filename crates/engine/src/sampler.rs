@@ -1,0 +1,259 @@
+//! The sampler: one row of logits becomes one token.
+//!
+//! ```text
+//! logits ─penalties─► ─top-k─► ─typical─► ─top-p─► ─min-p─► ─temperature─► draw
+//! ```
+//!
+//! The order and the meaning of each number are llama.cpp's, so that its users' settings carry over. Temperature 0 is
+//! greedy: the exact maximum (lowest id on ties) after penalties; without penalties the device finds it and no logits
+//! are read back ([`Sampling::is_argmax`]).
+
+use crate::random::Random;
+use std::collections::HashMap;
+
+/// Settings of one sequence; `Default` is greedy without penalties.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sampling {
+    /// Divides the logits; 0 or less: greedy.
+    pub temperature: f32,
+    /// Keep the best k; 0: all.
+    pub top_k: u32,
+    /// Keep the smallest set of best tokens whose probability reaches this; 1: all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the best; 0: all.
+    pub min_p: f32,
+    /// Keep the tokens whose surprise is nearest the entropy, up to this mass; 1: all.
+    pub typical_p: f32,
+    /// Divides (multiplies, if negative) logits of recent tokens; 1: none.
+    pub repeat_penalty: f32,
+    /// Subtracted once per recent occurrence.
+    pub frequency_penalty: f32,
+    /// Subtracted if the token is recent at all.
+    pub presence_penalty: f32,
+    /// How many of the last tokens, prompt included, count as recent; -1: all.
+    pub repeat_last_n: i32,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repeat_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repeat_last_n: 64,
+            seed: 0,
+        }
+    }
+}
+
+/// A sampling setting that means nothing.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("{setting} is {value}, but must be {allowed}")]
+pub struct SamplingError {
+    /// Which setting.
+    pub setting: &'static str,
+    /// What it was.
+    pub value: f32,
+    /// What it may be.
+    pub allowed: &'static str,
+}
+
+impl Sampling {
+    /// Is the sampled token the plain maximum of the logits?
+    pub fn is_argmax(&self) -> bool {
+        self.temperature <= 0.0 && !self.penalizes()
+    }
+
+    fn penalizes(&self) -> bool {
+        let changes = self.repeat_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0;
+        changes && self.repeat_last_n != 0
+    }
+
+    /// Rejects numbers without a meaning.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let finite = |x: f32| x.is_finite();
+        let rows: [(&'static str, f32, bool, &'static str); 7] = [
+            ("temperature", self.temperature, finite(self.temperature), "a number"),
+            ("top-p", self.top_p, (0.0..=1.0).contains(&self.top_p), "between 0 and 1"),
+            ("min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1"),
+            ("typical-p", self.typical_p, (0.0..=1.0).contains(&self.typical_p), "between 0 and 1"),
+            (
+                "repeat penalty",
+                self.repeat_penalty,
+                finite(self.repeat_penalty) && self.repeat_penalty > 0.0,
+                "greater than 0",
+            ),
+            ("frequency penalty", self.frequency_penalty, finite(self.frequency_penalty), "a number"),
+            ("presence penalty", self.presence_penalty, finite(self.presence_penalty), "a number"),
+        ];
+        match rows.into_iter().find(|row| !row.2) {
+            Some((setting, value, _, allowed)) => Err(SamplingError { setting, value, allowed }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A token that may still be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate {
+    token: u32,
+    logit: f32,
+}
+
+/// Draws tokens for one sequence; holds its random stream.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    random: Random,
+}
+
+impl Sampler {
+    /// A sampler at the beginning of its stream.
+    pub fn new(sampling: Sampling) -> Sampler {
+        let random = Random::new(sampling.seed);
+        Sampler { sampling, random }
+    }
+
+    /// The settings.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// Picks the token after `history` (prompt and generated tokens, oldest first) from its logits. `None` if no logit
+    /// is a number.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Option<u32> {
+        let s = &self.sampling;
+        if s.is_argmax() {
+            return argmax(logits);
+        }
+        let penalized;
+        let logits = if s.penalizes() {
+            penalized = penalize(logits, history, s);
+            &penalized
+        } else {
+            logits
+        };
+        if s.temperature <= 0.0 {
+            return argmax(logits);
+        }
+        let mut candidates = best(logits, s.top_k);
+        keep_typical(&mut candidates, s.typical_p);
+        keep_top_p(&mut candidates, s.top_p);
+        keep_min_p(&mut candidates, s.min_p);
+        for c in &mut candidates {
+            c.logit /= s.temperature;
+        }
+        draw(&candidates, self.random.unit())
+    }
+}
+
+/// Index of the largest number, the lowest one on ties; `None` if there is no number.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best: Option<(u32, f32)> = None;
+    for (i, &x) in logits.iter().enumerate() {
+        if !x.is_nan() && best.is_none_or(|(_, b)| x > b) {
+            best = Some((i as u32, x));
+        }
+    }
+    best.map(|b| b.0)
+}
+
+fn penalize(logits: &[f32], history: &[u32], s: &Sampling) -> Vec<f32> {
+    let n = if s.repeat_last_n < 0 { history.len() } else { history.len().min(s.repeat_last_n as usize) };
+    let mut counts: HashMap<u32, u32> = HashMap::new();
+    for token in &history[history.len() - n..] {
+        *counts.entry(*token).or_default() += 1;
+    }
+    let mut logits = logits.to_vec();
+    for (token, count) in counts {
+        let Some(x) = logits.get_mut(token as usize) else { continue };
+        *x = if *x <= 0.0 { *x * s.repeat_penalty } else { *x / s.repeat_penalty };
+        *x -= count as f32 * s.frequency_penalty + s.presence_penalty;
+    }
+    logits
+}
+
+/// The `k` best candidates (all for 0), best first, lower ids first among equals; without NaN.
+fn best(logits: &[f32], k: u32) -> Vec<Candidate> {
+    let numbered = logits.iter().enumerate().filter(|(_, x)| !x.is_nan());
+    let mut all: Vec<Candidate> = numbered.map(|(i, &logit)| Candidate { token: i as u32, logit }).collect();
+    let order = |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
+    if k > 0 && (k as usize) < all.len() {
+        all.select_nth_unstable_by(k as usize - 1, order);
+        all.truncate(k as usize);
+    }
+    all.sort_unstable_by(order);
+    all
+}
+
+/// Probabilities of candidates in order of rank.
+fn softmax(candidates: &[Candidate]) -> Vec<f64> {
+    let top = candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max) as f64;
+    let weights: Vec<f64> = candidates.iter().map(|c| (c.logit as f64 - top).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / sum).collect()
+}
+
+/// How many of these probabilities are needed to reach `mass` (at least one).
+fn reach(probabilities: impl Iterator<Item = f64>, mass: f32) -> usize {
+    let mut sum = 0.0;
+    let mut taken = 0;
+    for p in probabilities {
+        sum += p;
+        taken += 1;
+        if sum >= mass as f64 {
+            break;
+        }
+    }
+    taken.max(1)
+}
+
+fn keep_typical(candidates: &mut Vec<Candidate>, typical_p: f32) {
+    if typical_p >= 1.0 || candidates.is_empty() {
+        return;
+    }
+    let p = softmax(candidates);
+    let entropy: f64 = p.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum();
+    let mut ranked: Vec<usize> = (0..p.len()).collect();
+    ranked.sort_by(|a, b| (-p[*a].ln() - entropy).abs().total_cmp(&(-p[*b].ln() - entropy).abs()));
+    ranked.truncate(reach(ranked.iter().map(|i| p[*i]), typical_p));
+    ranked.sort_unstable();
+    *candidates = ranked.into_iter().map(|i| candidates[i]).collect();
+}
+
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
+    if top_p < 1.0 && !candidates.is_empty() {
+        candidates.truncate(reach(softmax(candidates).into_iter(), top_p));
+    }
+}
+
+fn keep_min_p(candidates: &mut Vec<Candidate>, min_p: f32) {
+    if min_p > 0.0 && !candidates.is_empty() {
+        let least = candidates[0].logit + min_p.ln();
+        let kept = candidates.iter().take_while(|c| c.logit >= least).count();
+        candidates.truncate(kept.max(1));
+    }
+}
+
+/// The candidate at point `unit` of the cumulative distribution.
+fn draw(candidates: &[Candidate], unit: f64) -> Option<u32> {
+    let mut rest = unit;
+    for (c, p) in candidates.iter().zip(softmax(candidates)) {
+        if rest < p {
+            return Some(c.token);
+        }
+        rest -= p;
+    }
+    // Rounding may leave a sliver above the sum of the probabilities.
+    candidates.last().map(|c| c.token)
+}
+
+#[cfg(test)]
+mod tests;

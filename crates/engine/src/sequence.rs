@@ -1,0 +1,126 @@
+//! A sequence: one request on its way through the engine.
+//!
+//! ```text
+//! tokens:  [ cached ········ | pending ········ ]
+//! pages:   [ hold K and V  ] + grown as rows are scheduled
+//! ```
+
+use crate::pool::Page;
+use crate::sampler::{Sampler, Sampling};
+use std::sync::Arc;
+
+/// Names a sequence for as long as the engine lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct SequenceId(pub u64);
+
+/// What to compute.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; 0: only process the prompt; `None`: until an end token or the context is full.
+    pub predict: Option<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the generation.
+    pub end_tokens: Arc<[u32]>,
+    /// Give the logits after every token from this position on.
+    pub logits_from: Option<u32>,
+}
+
+/// What a step did for a sequence.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// The next token (never an end token).
+    Token {
+        /// Of which sequence.
+        sequence: SequenceId,
+        /// Its id.
+        token: u32,
+    },
+    /// Logits that were asked for; each position comes once, in order.
+    Logits {
+        /// Of which sequence.
+        sequence: SequenceId,
+        /// They follow the token at this position.
+        position: u32,
+        /// One per vocabulary entry.
+        logits: Vec<f32>,
+    },
+    /// The sequence has left the engine.
+    Finished {
+        /// Which sequence.
+        sequence: SequenceId,
+        /// Why.
+        reason: Finish,
+    },
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finish {
+    /// The model chose this end token.
+    EndToken(u32),
+    /// As many tokens as asked for.
+    Length,
+    /// There is no room for another token: the sequence has as many as its context.
+    ContextFull {
+        /// Tokens in the sequence.
+        tokens: u32,
+    },
+    /// The model gave no number as a logit (a broken file or a device fault).
+    NoNumbers,
+}
+
+/// A request's state. Pages are taken and given back by the scheduler.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    /// Prompt, then generated tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// How many leading tokens have K and V in `pages`.
+    pub(crate) cached: usize,
+    pub(crate) pages: Vec<Page>,
+    pub(crate) sampler: Sampler,
+    pub(crate) end_tokens: Arc<[u32]>,
+    /// Does it sample, or only read its prompt?
+    pub(crate) samples: bool,
+    /// It ends when it has this many tokens …
+    pub(crate) limit: usize,
+    /// … for this reason.
+    pub(crate) limit_reason: Finish,
+    /// Next position whose logits are to be given out.
+    pub(crate) next_logits: Option<usize>,
+}
+
+impl Sequence {
+    /// Tokens that have yet to be run.
+    pub(crate) fn pending(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+
+    /// Does running the token at `position` (not yet run) call for logits?
+    pub(crate) fn wants_output(&self, position: usize) -> bool {
+        let last = self.samples && position + 1 == self.tokens.len();
+        last || self.next_logits.is_some_and(|next| position >= next)
+    }
+
+    /// The most pending rows, up to `rows`, that need at most `outputs` output rows.
+    pub(crate) fn rows_within(&self, rows: usize, outputs: usize) -> usize {
+        let mut left = outputs;
+        let positions = self.cached..self.cached + rows.min(self.pending());
+        positions
+            .take_while(|p| {
+                let wants = self.wants_output(*p);
+                let fits = !wants || left > 0;
+                left -= usize::from(wants && fits);
+                fits
+            })
+            .count()
+    }
+
+    /// Can the device choose its next token alone?
+    pub(crate) fn is_argmax(&self) -> bool {
+        self.next_logits.is_none() && self.sampler.sampling().is_argmax()
+    }
+}

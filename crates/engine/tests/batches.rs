@@ -1,0 +1,286 @@
+//! Sequences that join, leave and are preempted get what they get alone.
+//!
+//! The device here is a model of a language model: K and V of a token are the token and a hash of everything before
+//! it, and the logits are pseudo-random numbers from that hash. Each row reads back its whole context through its page
+//! table and checks it, so a page given to two sequences, a lost or stale one, or a wrong slot shows at once.
+
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use zinc_engine::{Engine, Event, Finish, Options, Request, Sampling, SequenceId, argmax};
+use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::graph::{AttentionSpec, Graph, WeightId};
+use zinc_ir::plan::{KvLayout, NO_SLOT, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
+use zinc_ir::quant;
+
+const VOCABULARY: u32 = 50;
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    z = (z ^ (z >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ (z >> 29)
+}
+
+fn logits_of(hash: u64) -> impl Iterator<Item = f32> {
+    (0..VOCABULARY as u64).map(move |i| (mix(hash, i + 1) % 1000) as f32 / 100.0)
+}
+
+struct FakeDevice {
+    caps: Caps,
+    /// By slot: position, token, hash of the sequence up to it.
+    memory: HashMap<u32, (u32, u32, u64)>,
+    programs: Vec<Arc<Plan>>,
+}
+
+impl FakeDevice {
+    fn new() -> FakeDevice {
+        FakeDevice { caps: Caps::native(), memory: HashMap::new(), programs: vec![] }
+    }
+
+    /// Reads a row's context back and gives its hash.
+    fn read(&self, step: &Step, row: usize) -> u64 {
+        let pages = &step.pages[step.sequence[row] as usize];
+        let mut hash = 0;
+        for position in 0..=step.positions[row] {
+            let page = pages[(position / PAGE_TOKENS) as usize];
+            let (at, token, stored) = self.memory[&(page * PAGE_TOKENS + position % PAGE_TOKENS)];
+            hash = mix(hash, token as u64 + 1);
+            assert_eq!((at, stored), (position, hash), "page {page} belongs to another sequence");
+        }
+        hash
+    }
+}
+
+impl Device for FakeDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn description(&self) -> String {
+        "fake".into()
+    }
+    fn memory(&self) -> MemoryInfo {
+        MemoryInfo::default()
+    }
+    fn load(
+        &mut self,
+        _: &Arc<Graph>,
+        _: &Arc<KvLayout>,
+        _: &dyn WeightSource,
+        _: &mut dyn FnMut(Progress),
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn prepare(&mut self, plan: &Arc<Plan>, _: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError> {
+        self.programs.push(plan.clone());
+        Ok(ProgramId(self.programs.len() as u32 - 1))
+    }
+    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+        let plan = &self.programs[program.0 as usize];
+        step.check(&plan.bucket)?;
+        let slots: HashSet<u32> = step.slots.iter().copied().collect();
+        assert_eq!(slots.len(), step.slots.len(), "a slot written twice in a step");
+        for row in 0..step.tokens.len() {
+            let (slot, position, token) = (step.slots[row], step.positions[row], step.tokens[row]);
+            assert!(slot != NO_SLOT && slot / PAGE_TOKENS < plan.kv.pages);
+            let pages = &step.pages[step.sequence[row] as usize];
+            let before = match position {
+                0 => 0,
+                p => {
+                    let p = p - 1;
+                    self.memory[&(pages[(p / PAGE_TOKENS) as usize] * PAGE_TOKENS + p % PAGE_TOKENS)].2
+                }
+            };
+            self.memory.insert(slot, (position, token, mix(before, token as u64 + 1)));
+        }
+        for row in 0..step.tokens.len() {
+            self.read(step, row);
+        }
+        let rows: Vec<Vec<f32>> =
+            step.outputs.iter().map(|row| logits_of(self.read(step, *row as usize)).collect()).collect();
+        Ok(match (rows.is_empty(), plan.bucket.tail) {
+            (true, _) => StepOutput::None,
+            (_, Tail::Logits) => StepOutput::Logits(rows.concat()),
+            (_, Tail::Greedy) => StepOutput::Tokens(rows.iter().map(|r| argmax(r).unwrap()).collect()),
+        })
+    }
+    fn profile(&mut self, _: ProgramId, _: bool) -> Option<Vec<std::time::Duration>> {
+        None
+    }
+    fn copy_pages(&mut self, _: &[(u32, u32)]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+struct NoWeights;
+impl WeightSource for NoWeights {
+    fn bytes(&self, _: WeightId) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// One attention layer, small enough to compile at once.
+fn graph() -> Arc<Graph> {
+    let format = quant::F32;
+    let mut g = Graph::new();
+    let table = g.weight("token_embd.weight", VOCABULARY, 32, format);
+    let x = g.embed(table);
+    let append = g.kv_append(x, x, 32);
+    let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 32, scale: 1.0, window: None };
+    let x = g.attention(x, append, spec);
+    let x = g.select_rows(x);
+    let x = g.matmul(x, table);
+    g.set_logits(x);
+    Arc::new(g)
+}
+
+fn engine(options: Options) -> Engine {
+    Engine::new(Box::new(FakeDevice::new()), graph(), &NoWeights, options, &mut |_| ()).unwrap()
+}
+
+/// What a request gave: tokens, logits by position, and why it ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Outcome {
+    tokens: Vec<u32>,
+    logits: Vec<(u32, Vec<f32>)>,
+    end: Option<Finish>,
+}
+
+fn record(outcomes: &mut HashMap<SequenceId, Outcome>, events: Vec<Event>) {
+    for event in events {
+        match event {
+            Event::Token { sequence, token } => outcomes.entry(sequence).or_default().tokens.push(token),
+            Event::Logits { sequence, position, logits } => {
+                outcomes.entry(sequence).or_default().logits.push((position, logits))
+            }
+            Event::Finished { sequence, reason } => {
+                let before = outcomes.entry(sequence).or_default().end.replace(reason);
+                assert_eq!(before, None, "ended twice");
+            }
+        }
+    }
+}
+
+fn solo(request: &Request, context: u32) -> Outcome {
+    let mut engine = engine(Options { context, ..Options::default() });
+    let id = engine.submit(request.clone()).unwrap();
+    let mut outcomes = HashMap::new();
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    outcomes.remove(&id).unwrap()
+}
+
+fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
+    // Few different tokens, so that prompts share prefixes.
+    let prompt = prop_oneof![
+        prop::collection::vec(0u32..2, 1..8),
+        (1usize..150, 0u32..3).prop_map(|(n, t)| vec![t; n]),
+        prop::collection::vec(0..VOCABULARY, 1..150),
+    ];
+    let request = (prompt, prop::option::weighted(0.8, 0u32..60), any::<bool>(), 0u64..5, any::<bool>(), 0u32..200);
+    let request = request.prop_map(|(prompt, predict, greedy, seed, ends, from)| Request {
+        prompt,
+        predict,
+        sampling: Sampling {
+            temperature: if greedy { 0.0 } else { 1.0 },
+            repeat_penalty: if seed == 1 { 1.3 } else { 1.0 },
+            seed,
+            ..Sampling::default()
+        },
+        end_tokens: if ends { Arc::from([3, 4]) } else { Arc::from([]) },
+        logits_from: (from < 50).then_some(from),
+    });
+    prop::collection::vec((request, 0u8..6, prop::bool::weighted(0.1)), 1..9)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn batched_sequences_give_what_they_give_alone(
+        requests in requests(),
+        rows in 1u32..70,
+        sequences in 1u32..6,
+        pages in 8u32..30,
+    ) {
+        let context = 256;
+        let mut engine = engine(Options { context, rows, sequences, pages: Some(pages), ..Options::default() });
+        let mut outcomes = HashMap::new();
+        let mut ids = vec![];
+        for (request, steps, cancelled) in &requests {
+            let id = engine.submit(request.clone()).unwrap();
+            for _ in 0..*steps {
+                record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+            }
+            if *cancelled {
+                engine.cancel(id);
+            }
+            ids.push(id);
+        }
+        let mut steps = 0;
+        while !engine.is_idle() {
+            record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+            steps += 1;
+            prop_assert!(steps < 100_000, "sequences never end");
+        }
+        engine.forget_prefixes();
+        let (free, all) = engine.pages();
+        prop_assert_eq!(free, all, "pages were lost");
+        for ((request, _, cancelled), id) in requests.iter().zip(&ids) {
+            let alone = solo(request, engine.context());
+            let got = outcomes.remove(id).unwrap_or_default();
+            if *cancelled && got.end.is_none() {
+                prop_assert!(alone.tokens.starts_with(&got.tokens));
+            } else {
+                prop_assert_eq!(got, alone);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_pool_preempts_and_changes_nothing() {
+    let options = Options { context: 256, sequences: 4, pages: Some(10), rows: 64, ..Options::default() };
+    let mut engine = engine(options);
+    let request = |t| Request { prompt: vec![t; 40], predict: Some(100), ..Request::default() };
+    let ids: Vec<SequenceId> = (0..4).map(|t| engine.submit(request(t)).unwrap()).collect();
+    let mut outcomes = HashMap::new();
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    assert!(engine.preemptions() > 0);
+    for (t, id) in ids.iter().enumerate() {
+        assert_eq!(outcomes[id], solo(&request(t as u32), 256));
+    }
+}
+
+#[test]
+fn a_second_prompt_with_the_same_beginning_runs_only_its_end() {
+    let mut engine = engine(Options { context: 512, ..Options::default() });
+    let mut rows_of = |prompt: Vec<u32>| {
+        engine.submit(Request { prompt, predict: Some(1), ..Request::default() }).unwrap();
+        let mut rows = 0;
+        while !engine.is_idle() {
+            let (_, program) = engine.step_measured(&mut |_| ()).unwrap();
+            rows += program.map_or(0, |p| p.plan.bucket.tokens);
+        }
+        rows
+    };
+    let first: Vec<u32> = (0..100).map(|i| i % VOCABULARY).collect();
+    assert_eq!(rows_of(first.clone()), 128);
+    assert_eq!(rows_of(first), 4, "96 of 100 tokens are in full pages");
+}
+
+#[test]
+fn what_does_not_fit_says_so() {
+    let mut engine = engine(Options { context: 64, ..Options::default() });
+    let mut error = |request: Request| engine.submit(request).unwrap_err().to_string();
+    let long = Request { prompt: vec![1; 60], predict: Some(10), ..Request::default() };
+    let message = error(long);
+    assert!(message.contains("needs 69 tokens") && message.contains("64"), "{message}");
+    assert!(error(Request::default()).contains("no tokens"));
+    let foreign = Request { prompt: vec![1, VOCABULARY], ..Request::default() };
+    assert!(error(foreign).contains("token 50 at position 1"));
+    let full = Request { prompt: vec![1; 60], ..Request::default() };
+    let outcome = solo(&full, 64);
+    assert_eq!((outcome.tokens.len(), outcome.end), (5, Some(Finish::ContextFull { tokens: 64 })));
+}
