@@ -14,16 +14,23 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
         [flag] if flag == "--checks" => true,
         _ => return Err("usage: cargo xtask ci [--checks]".to_string()),
     };
-    format_and_lints()?;
-    crate::tidy::check()?;
-    let words = ["doc", "--workspace", "--no-deps", "--quiet"];
-    cargo_step("documentation", &words, &[("RUSTDOCFLAGS", "-D warnings")])?;
+    let documentation = || {
+        let words = ["doc", "--workspace", "--no-deps", "--quiet"];
+        cargo_step("documentation", &words, &[("RUSTDOCFLAGS", "-D warnings")])
+    };
+    // All of them, so that one run shows all there is to mend.
+    let outcomes = [format_and_lints(), crate::tidy::check(), documentation()];
+    let errors: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
+    if !errors.is_empty() {
+        return Err(errors.join("\nerror: "));
+    }
     if checks_only { Ok(ExitCode::SUCCESS) } else { crate::test::command(&[]) }
 }
 
 /// The two checks that need no test to run.
 pub(crate) fn format_and_lints() -> Result<(), String> {
-    cargo_step("format", &["fmt", "--all", "--check"], &[])?;
+    let format = cargo_step("format", &["fmt", "--all", "--check"], &[]);
     let words = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    cargo_step("lints", &words, &[])
+    let lints = cargo_step("lints", &words, &[]);
+    format.and(lints)
 }
