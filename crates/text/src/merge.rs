@@ -120,6 +120,36 @@ mod tests {
         assert_eq!(priority_of_score(0.0), priority_of_score(-0.0));
     }
 
+    proptest::proptest! {
+        /// Against the definition: always the best pair of all, and of equals the leftmost.
+        #[test]
+        fn merges_go_by_the_definition(word in "[abc\u{e9}]{0,16}", salt in 0..1000u32) {
+            // A table of merges out of a hash: some pairs have a rank, many share one.
+            let rank = |both: &[u8]| {
+                let hash = both.iter().fold(salt, |hash, &b| {
+                    (hash ^ u32::from(b)).wrapping_mul(0x9E37_79B1).rotate_left(7)
+                });
+                (hash % 3 != 0).then_some(hash / 3 % 5)
+            };
+            let mut expected: Vec<String> = word.chars().map(String::from).collect();
+            let best = |parts: &[String]| {
+                let ranks = parts.windows(2).enumerate().filter_map(|(at, pair)| {
+                    Some((rank((pair[0].clone() + &pair[1]).as_bytes())?, at))
+                });
+                ranks.min()
+            };
+            while let Some((_, at)) = best(&expected) {
+                let right = expected.remove(at + 1);
+                expected[at].push_str(&right);
+            }
+            let mut found = Vec::new();
+            Merger::default().merge(&word, |_, _, both| rank(both), |range| {
+                found.push(word[range].to_owned());
+            });
+            proptest::prop_assert_eq!(found, expected);
+        }
+    }
+
     #[test]
     fn the_leftmost_of_equal_pairs_merges_first() {
         let mut merger = Merger::default();

@@ -340,6 +340,49 @@ mod tests {
         assert_eq!(names.len(), count, "a name stands in two rows");
     }
 
+    /// All rules of all rows, and their published form with look-around.
+    fn rules() -> Vec<(Rule, fancy_regex::Regex)> {
+        let rules = ROWS.iter().chain([&LINES]).flat_map(|row| row.rules);
+        let mut rules: Vec<&str> = rules.copied().collect();
+        rules.sort_unstable();
+        rules.dedup();
+        let published = |rule: &str| rule.replace("{run}", r"\s+(?!\S)|\s+");
+        let both = |rule| {
+            let published = fancy_regex::Regex::new(&published(rule)).unwrap();
+            (Rule::new(rule).unwrap(), published)
+        };
+        rules.into_iter().map(both).collect()
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(500))]
+
+        #[test]
+        fn every_rule_cuts_as_its_published_form(
+            text in "[ \t\r\n\u{a0}\u{3000}a-cA-C\u{e9}\u{c9}\u{4e00}\u{ac00}\u{300}\u{1f600}0-9\u{664}'sStTlLrReE.,!/(_-]{0,24}",
+        ) {
+            static RULES: std::sync::LazyLock<Vec<(Rule, fancy_regex::Regex)>> =
+                std::sync::LazyLock::new(rules);
+            for (rule, published) in RULES.iter() {
+                let mut pieces = Vec::new();
+                rule.for_each_piece(&text, |start, end| pieces.push((start, end)));
+                let (mut expected, mut done) = (Vec::new(), 0);
+                for found in published.find_iter(&text) {
+                    let found = found.unwrap();
+                    if found.start() > done {
+                        expected.push((done, found.start()));
+                    }
+                    expected.push((found.start(), found.end()));
+                    done = found.end();
+                }
+                if done < text.len() {
+                    expected.push((done, text.len()));
+                }
+                proptest::prop_assert_eq!(&pieces, &expected, "{}", rule.regex.as_str());
+            }
+        }
+    }
+
     #[test]
     fn white_space_leaves_its_last_character_to_the_word() {
         assert_eq!(words("gpt-2", "a   b"), ["a", "  ", " b"]);
