@@ -12,3 +12,4 @@ pub mod graph;
 pub mod kernel;
 pub mod plan;
 pub mod quant;
+pub mod synthetic;
