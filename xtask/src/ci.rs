@@ -32,5 +32,8 @@ pub(crate) fn format_and_lints() -> Result<(), String> {
     let format = cargo_step("format", &["fmt", "--all", "--check"], &[]);
     let words = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     let lints = cargo_step("lints", &words, &[]);
-    format.and(lints)
+    match (format, lints) {
+        (Err(one), Err(other)) => Err(format!("{one}\nerror: {other}")),
+        (format, lints) => format.and(lints),
+    }
 }

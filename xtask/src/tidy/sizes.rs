@@ -29,7 +29,7 @@ pub(super) fn report(sources: &[Source], count: usize) -> Vec<String> {
     lines
 }
 
-/// Lines and `path:line name` of every function with a body, tests left out.
+/// Lines and `path:line name` of every function with a body, tests and examples left out.
 fn functions(source: &Source) -> Vec<(usize, String)> {
     let code = &source.product;
     let starts = occurrences(code, "fn").filter(|&start| code[start..].starts_with("fn "));

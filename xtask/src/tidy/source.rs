@@ -20,7 +20,7 @@ impl Source {
     pub(super) fn read(path: &str, text: &str) -> Self {
         let code = without_literals(text);
         let part = |name: &str| path.split('/').any(|part| part == name);
-        let test = part("tests") || part("benches") || part("fuzz") || path.ends_with("/tests.rs");
+        let test = ["tests", "benches", "examples", "fuzz"].into_iter().any(part) || path.ends_with("/tests.rs");
         let product = if test { String::new() } else { without_tests(&code) };
         Self { path: path.to_string(), code, product }
     }
