@@ -2,22 +2,32 @@
 
 use crate::template::{Access, Emission, LaunchSketch, Operand};
 use std::cell::RefCell;
+use std::collections::HashMap;
 use zinc_ir::kernel::{ArgKind, Builder, Kernel, Val};
 
 /// The arguments of a kernel under construction.
 pub(crate) struct Args<'b> {
     b: &'b Builder,
     list: &'b RefCell<Vec<(Operand, Access)>>,
+    names: RefCell<HashMap<String, u32>>,
 }
 
 impl<'b> Args<'b> {
     pub(crate) fn read(&self, name: &str, operand: Operand) -> Val<'b> {
-        self.list.borrow_mut().push((operand, Access::Read));
-        self.b.arg(name, ArgKind::Read)
+        self.declare(name, operand, Access::Read, ArgKind::Read)
     }
     pub(crate) fn write(&self, name: &str, operand: Operand) -> Val<'b> {
-        self.list.borrow_mut().push((operand, Access::Write));
-        self.b.arg(name, ArgKind::Write)
+        self.declare(name, operand, Access::Write, ArgKind::Write)
+    }
+
+    /// Argument names are unique in a kernel: the second `weight` becomes `weight2`.
+    fn declare(&self, name: &str, operand: Operand, access: Access, kind: ArgKind) -> Val<'b> {
+        let mut names = self.names.borrow_mut();
+        let count = names.entry(name.to_string()).or_insert(0);
+        *count += 1;
+        let unique = if *count == 1 { name.to_string() } else { format!("{name}{count}") };
+        self.list.borrow_mut().push((operand, access));
+        self.b.arg(&unique, kind)
     }
 }
 
@@ -41,7 +51,7 @@ fn build(
 ) -> (Kernel, Vec<(Operand, Access)>) {
     let list = RefCell::new(vec![]);
     let b = Builder::new(name, workgroup, subgroup);
-    body(&b, &Args { b: &b, list: &list });
+    body(&b, &Args { b: &b, list: &list, names: RefCell::default() });
     (b.finish(), list.into_inner())
 }
 

@@ -1,0 +1,132 @@
+//! Drives a device by hand, without engine: one or more sequences, any cut of their tokens into steps.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use zinc_compiler::{Choices, compile};
+use zinc_ir::device::{Device, ProgramId, WeightSource};
+use zinc_ir::graph::Graph;
+use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Step, StepOutput, Tail};
+
+/// A model on a device, with one page chain per sequence.
+pub struct Driver<'d> {
+    device: &'d mut dyn Device,
+    graph: Arc<Graph>,
+    kv: Arc<KvLayout>,
+    choices: Choices,
+    programs: HashMap<Bucket, ProgramId>,
+    pages: Vec<Vec<u32>>,
+    lengths: Vec<u32>,
+}
+
+/// Tokens of one sequence in a step.
+pub struct Chunk<'a> {
+    /// Which sequence.
+    pub sequence: usize,
+    /// Its next tokens.
+    pub tokens: &'a [u32],
+}
+
+impl<'d> Driver<'d> {
+    /// Loads a model with room for `context` tokens in each of `sequences`.
+    pub fn new(
+        device: &'d mut dyn Device,
+        graph: &Arc<Graph>,
+        weights: &dyn WeightSource,
+        kv: KvType,
+        choices: Choices,
+        sequences: u32,
+        context: u32,
+    ) -> Driver<'d> {
+        let each = context.div_ceil(PAGE_TOKENS);
+        let kv = Arc::new(KvLayout::new(graph, kv, sequences * each));
+        device.load(graph, &kv, weights, &mut |_| {}).expect("the model loads");
+        // Pages of different sequences interleave, and each chain runs backwards: no kernel may assume order.
+        let chain = |s: u32| (0..each).rev().map(|p| p * sequences + s).collect();
+        let pages = (0..sequences).map(chain).collect();
+        Driver {
+            device,
+            graph: graph.clone(),
+            kv,
+            choices,
+            programs: HashMap::new(),
+            pages,
+            lengths: vec![0; sequences as usize],
+        }
+    }
+
+    /// Forgets a sequence's tokens.
+    pub fn clear(&mut self, sequence: usize) {
+        self.lengths[sequence] = 0;
+    }
+
+    /// Runs one step; every row gives an output. `tokens` ≥ the number of rows is the bucket.
+    pub fn step(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32, tail: Tail) -> StepOutput {
+        let mut step = Step { pages: self.pages.clone(), ..Step::default() };
+        for chunk in chunks {
+            for token in chunk.tokens {
+                let position = self.lengths[chunk.sequence];
+                let page = self.pages[chunk.sequence][(position / PAGE_TOKENS) as usize];
+                step.outputs.push(step.tokens.len() as u32);
+                step.tokens.push(*token);
+                step.positions.push(position);
+                step.sequence.push(chunk.sequence as u32);
+                step.slots.push(page * PAGE_TOKENS + position % PAGE_TOKENS);
+                self.lengths[chunk.sequence] += 1;
+            }
+        }
+        let bucket = Bucket {
+            tokens: bucket_tokens,
+            outputs: bucket_tokens,
+            context: self.pages[0].len() as u32 * PAGE_TOKENS,
+            sequences: self.pages.len() as u32,
+            tail,
+        };
+        let program = self.program(bucket);
+        self.device.run(program, &step).expect("the step runs")
+    }
+
+    fn program(&mut self, bucket: Bucket) -> ProgramId {
+        if let Some(known) = self.programs.get(&bucket) {
+            return *known;
+        }
+        let plan =
+            compile(&self.graph, &self.kv, bucket, self.device.caps(), &self.choices).expect("the plan compiles");
+        let program = self.device.prepare(&Arc::new(plan), &mut |_| {}).expect("the plan is prepared");
+        self.programs.insert(bucket, program);
+        program
+    }
+
+    /// Logits of all positions of `tokens` in sequence 0, fed in pieces of `piece` rows.
+    pub fn logits(&mut self, tokens: &[u32], piece: usize) -> Vec<f32> {
+        let mut all = vec![];
+        for tokens in tokens.chunks(piece) {
+            match self.step(&[Chunk { sequence: 0, tokens }], piece as u32, Tail::Logits) {
+                StepOutput::Logits(rows) => all.extend(rows),
+                other => panic!("asked for logits, got {other:?}"),
+            }
+        }
+        all
+    }
+
+    /// Greedy continuation of sequence 0 after `prompt`.
+    pub fn greedy(&mut self, prompt: &[u32], piece: usize, count: usize) -> Vec<u32> {
+        let mut next = None;
+        for tokens in prompt.chunks(piece) {
+            next = self.best(&[Chunk { sequence: 0, tokens }], piece as u32).last().copied();
+        }
+        let mut out = vec![next.expect("the prompt is not empty")];
+        while out.len() < count {
+            let token = *out.last().expect("just filled");
+            out.extend(self.best(&[Chunk { sequence: 0, tokens: &[token] }], 1));
+        }
+        out
+    }
+
+    /// The best token after every row.
+    pub fn best(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32) -> Vec<u32> {
+        match self.step(chunks, bucket_tokens, Tail::Greedy) {
+            StepOutput::Tokens(tokens) => tokens,
+            other => panic!("asked for tokens, got {other:?}"),
+        }
+    }
+}

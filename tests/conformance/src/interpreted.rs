@@ -1,0 +1,178 @@
+//! A device made of the kernel interpreter: slow, and unforgiving.
+//!
+//! Every launch sees exactly the spans it declares, each in a range of its own: an access outside them, a write to
+//! something declared as read, a read of scratch nobody wrote, a race or a misaligned load is an error with the
+//! kernel, operation, tile and lane.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use zinc_ir::device::{Caps, Device, DeviceError, MatrixShape, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::graph::{Graph, WeightId};
+use zinc_ir::kernel::Scalar;
+use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
+use zinc_ir::plan::{Buffer, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput, Tail};
+
+/// Abilities of an imaginary GPU with one subgroup size, and 16×16×16 (8×8×8 below 16 lanes) half matrices.
+pub fn gpu_caps(subgroup_size: u32) -> Caps {
+    let side = if subgroup_size < 16 { 8 } else { 16 };
+    Caps {
+        native: false,
+        subgroup_size,
+        subgroup_sizes: vec![subgroup_size],
+        max_workgroup: 1024,
+        max_shared_bytes: 32 << 10,
+        max_grid: [65535; 3],
+        fast_dot4: true,
+        matrices: vec![MatrixShape { m: side, n: side, k: side, input: Scalar::F16, acc: Scalar::F32 }],
+        parallel_tiles: 16,
+    }
+}
+
+/// Runs plans through the interpreter.
+pub struct InterpretedDevice {
+    caps: Caps,
+    seed: u64,
+    weights: HashMap<WeightId, Arc<Vec<u8>>>,
+    kv: Vec<u8>,
+    plans: Vec<Arc<Plan>>,
+}
+
+impl InterpretedDevice {
+    /// A device with these abilities; `seed` orders tiles and subgroups.
+    pub fn new(caps: Caps, seed: u64) -> InterpretedDevice {
+        InterpretedDevice { caps, seed, weights: HashMap::new(), kv: vec![], plans: vec![] }
+    }
+
+    fn launch(
+        &mut self,
+        plan: &Plan,
+        launch: &Launch,
+        buffers: &mut HashMap<Buffer, Vec<u8>>,
+    ) -> Result<(), DeviceError> {
+        let Some(kernel) = launch.kernel.map(|k| &plan.kernels[k.0 as usize]) else {
+            return Err(DeviceError::Unsupported(format!("{} has no kernel", launch.template)));
+        };
+        let mut memory = Memory::new();
+        let mut bound: Vec<(Span, u64, bool)> = vec![];
+        for (span, writes) in spans(launch) {
+            if bound.iter().any(|(s, _, _)| *s == span) {
+                continue;
+            }
+            let range = span.offset as usize..(span.offset + span.bytes) as usize;
+            let bytes = match span.buffer {
+                Buffer::Weight(w) => self.weights[&w][range].to_vec(),
+                Buffer::Kv => self.kv[range].to_vec(),
+                other => buffers[&other][range].to_vec(),
+            };
+            let access = if writes { Access::ReadWrite } else { Access::Read };
+            bound.push((span, memory.bind(format!("{span:?}"), bytes, access), writes));
+        }
+        let address = |arg: &LaunchArg| match *arg {
+            LaunchArg::Word(w) => w as u64,
+            LaunchArg::Address { buffer, offset } => {
+                let holds = |s: &Span| s.buffer == buffer && s.offset <= offset && offset < s.offset + s.bytes;
+                let (span, base, _) = bound.iter().find(|(s, _, _)| holds(s)).expect("the plan verifier checked this");
+                base + (offset - span.offset)
+            }
+        };
+        let args: Vec<u64> = launch.args.iter().map(address).collect();
+        self.seed = self.seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        run(kernel, &args, launch.grid, &mut memory, &Options { seed: self.seed, check_races: true })
+            .map_err(|fault| DeviceError::Driver { call: launch.template.to_string(), detail: fault.to_string() })?;
+        for (span, base, writes) in &bound {
+            if !writes {
+                continue;
+            }
+            let range = span.offset as usize..(span.offset + span.bytes) as usize;
+            let target = match span.buffer {
+                Buffer::Kv => &mut self.kv[range],
+                other => &mut buffers.get_mut(&other).expect("bound above")[range],
+            };
+            target.copy_from_slice(memory.bytes(*base).expect("bound above"));
+        }
+        Ok(())
+    }
+}
+
+/// Spans of a launch, each once per use, with whether it is written.
+fn spans(launch: &Launch) -> impl Iterator<Item = (Span, bool)> + '_ {
+    let writes = launch.writes.iter().map(|s| (*s, true));
+    writes.chain(launch.reads.iter().map(|s| (*s, false)))
+}
+
+impl Device for InterpretedDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn description(&self) -> String {
+        format!("kernel interpreter, subgroups of {}", self.caps.subgroup_size)
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        MemoryInfo { total: 1 << 40, available: 1 << 40, used: 0 }
+    }
+
+    fn load(
+        &mut self,
+        graph: &Arc<Graph>,
+        kv: &Arc<KvLayout>,
+        weights: &dyn WeightSource,
+        _progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), DeviceError> {
+        self.plans.clear();
+        self.weights.clear();
+        for i in 0..graph.weights().len() as u32 {
+            let id = WeightId(i);
+            let bytes = weights.bytes(id).ok_or(DeviceError::Unsupported("synthetic weights".into()))?;
+            let format = graph.weight_of(id).format;
+            let mut padded = bytes.to_vec();
+            padded.resize(bytes.len().next_multiple_of(format.device_block_bytes() as usize), 0);
+            self.weights.insert(id, Arc::new(format.repack(&padded)));
+        }
+        // Not zero: a kernel that reads a slot nobody wrote shall be seen.
+        self.kv = vec![0xff; kv.bytes as usize];
+        Ok(())
+    }
+
+    fn prepare(&mut self, plan: &Arc<Plan>, _progress: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError> {
+        self.plans.push(plan.clone());
+        Ok(ProgramId(self.plans.len() as u32 - 1))
+    }
+
+    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+        let plan = self.plans.get(program.0 as usize).ok_or(DeviceError::Misuse("unknown program"))?.clone();
+        let mut inputs = vec![0; plan.inputs.bytes as usize];
+        plan.inputs.write(step, &mut inputs)?;
+        let mut buffers = HashMap::from([
+            (Buffer::Inputs, inputs),
+            (Buffer::Scratch, vec![0xff; plan.scratch_bytes as usize]),
+            (Buffer::Output, vec![0xff; plan.output_bytes as usize]),
+        ]);
+        for entry in &plan.entries {
+            if let Entry::Launch(launch) = entry {
+                self.launch(&plan, launch, &mut buffers)?;
+            }
+        }
+        let words: Vec<u32> =
+            buffers[&Buffer::Output].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+        let rows = step.outputs.len();
+        Ok(match (plan.output, plan.bucket.tail) {
+            (None, _) => StepOutput::None,
+            (Some(_), Tail::Greedy) => StepOutput::Tokens(words[..rows].to_vec()),
+            (Some(node), Tail::Logits) => {
+                let cols = plan.graph.node(node).shape.cols as usize;
+                StepOutput::Logits(words[..rows * cols].iter().map(|w| f32::from_bits(*w)).collect())
+            }
+        })
+    }
+
+    fn profile(&mut self, _program: ProgramId, _on: bool) -> Option<Vec<Duration>> {
+        None
+    }
+
+    fn copy_pages(&mut self, _pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported("page copies on the interpreter".into()))
+    }
+}
