@@ -177,7 +177,9 @@ pub trait Device: Send {
     fn memory(&self) -> MemoryInfo;
 
     /// Takes in a model: all weights of `graph` in the device's layout, and the KV pool. Replaces an earlier model
-    /// and its programs.
+    /// and its programs. Devices that run kernels upload the file's bytes in pieces and rearrange them with the
+    /// kernels of [`crate::quant::repack`] (formats that keep the file's layout are copied as they are; elements
+    /// beyond the last whole device block are padded with zeros).
     fn load(
         &mut self,
         graph: &Arc<Graph>,

@@ -25,6 +25,7 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+pub mod repack;
 
 use crate::kernel::{Builder, Scalar, Type, Val};
 
