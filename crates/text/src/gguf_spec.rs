@@ -20,15 +20,17 @@ impl<'a> TokenizerSpec<'a> {
             let id = metadata.get(key).and_then(|value| value.as_integer());
             id.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < tokens.len())
         };
+        let model = metadata.str("tokenizer.ggml.model")?.ok_or(missing("tokenizer.ggml.model"))?;
+        let merges = metadata.strings("tokenizer.ggml.merges")?;
+        if merges.is_none() && model != "llama" {
+            return Err(missing("tokenizer.ggml.merges"));
+        }
         Ok(TokenizerSpec {
-            model: metadata.str("tokenizer.ggml.model")?.ok_or(missing("tokenizer.ggml.model"))?,
+            model,
             pre: metadata.str("tokenizer.ggml.pre")?.filter(|pre| !pre.is_empty()),
             scores: metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default().to_vec(),
             kinds: metadata.i32s("tokenizer.ggml.token_type")?.unwrap_or_default(),
-            merges: metadata
-                .strings("tokenizer.ggml.merges")?
-                .map(|merges| merges.iter().collect())
-                .unwrap_or_default(),
+            merges: merges.map(|lines| lines.iter().collect()).unwrap_or_default(),
             bos: id("tokenizer.ggml.bos_token_id"),
             eos: id("tokenizer.ggml.eos_token_id"),
             eot: id("tokenizer.ggml.eot_token_id"),

@@ -22,6 +22,7 @@ mod special;
 mod stop;
 mod stream;
 mod strings;
+mod synthetic;
 mod template;
 
 mod tokenizer;

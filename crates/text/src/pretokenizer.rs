@@ -320,7 +320,7 @@ impl Rule {
 mod tests {
     use super::*;
 
-    fn words<'a>(name: &str, text: &'a str) -> Vec<String> {
+    fn words(name: &str, text: &str) -> Vec<String> {
         let row = if name == "gemma4" { &LINES } else { row(Some(name)).unwrap() };
         let mut words = Vec::new();
         PreTokenizer::new(row).unwrap().for_each_word(text, |word| words.push(word.to_owned()));

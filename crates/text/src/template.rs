@@ -21,7 +21,7 @@ use crate::python_methods;
 
 /// Steps of the template engine that one rendering may take. Some templates look at all messages
 /// for each message: a thousand messages then take a few million.
-const STEPS: u64 = 50_000_000;
+const STEPS: u64 = 20_000_000;
 
 /// The name under which the one template of an environment is kept.
 const NAME: &str = "chat";
@@ -254,8 +254,12 @@ fn to_json(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Valu
         let given = given.or(named.get::<Option<Value>>(name)?);
         Ok(given.filter(|value| !value.is_none() && !value.is_undefined()))
     };
-    let mut style = python::JsonStyle::default();
-    style.ensure_ascii = argument(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
+    let flag = |given: Option<Value>| given.is_some_and(|value| value.is_true());
+    let mut style = python::JsonStyle {
+        ensure_ascii: flag(argument(0, "ensure_ascii")?),
+        sort_keys: flag(argument(3, "sort_keys")?),
+        ..python::JsonStyle::default()
+    };
     if let Some(indent) = argument(1, "indent")? {
         style.indent = Some(match indent.as_str() {
             Some(text) => text.to_owned(),
@@ -267,7 +271,6 @@ fn to_json(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<Valu
         style.item_separator = separators.get_item_by_index(0)?.to_string();
         style.key_separator = separators.get_item_by_index(1)?.to_string();
     }
-    style.sort_keys = argument(3, "sort_keys")?.is_some_and(|value| value.is_true());
     named.assert_all_used()?;
     if value.kind() == ValueKind::Undefined {
         return Err(Error::new(ErrorKind::BadSerialization, "undefined value for tojson"));

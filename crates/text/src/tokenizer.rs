@@ -95,6 +95,9 @@ pub enum TokenizerError {
         /// Tokens in the vocabulary.
         tokens: usize,
     },
+    /// A synthetic vocabulary is smaller than the bytes and EOS.
+    #[error("a synthetic vocabulary of {0} tokens has no room for 256 bytes and EOS; take 257 or more")]
+    NoRoom(usize),
     /// The table of special tokens is too large to be searched for.
     #[error("the special tokens of this vocabulary cannot be searched for: {0}")]
     SpecialTokens(String),
@@ -321,9 +324,6 @@ fn merges_and_cut(
     spec: &TokenizerSpec<'_>,
     row: &pretokenizer::Row,
 ) -> Result<(MergeTable, PreTokenizer), TokenizerError> {
-    if spec.merges.is_empty() {
-        return Err(TokenizerError::Missing { key: "tokenizer.ggml.merges" });
-    }
     let merges = MergeTable::new(&spec.merges).map_err(TokenizerError::BadMerge)?;
     let cut = PreTokenizer::new(row).map_err(|error| TokenizerError::Rules(error.to_string()))?;
     Ok((merges, cut))
@@ -400,11 +400,11 @@ impl Encoder<'_> {
     /// A line of Gemma 4. Line ends are no characters of its merges: a run of them that is a
     /// token is that token.
     fn encode_line(&mut self, line: &str, merges: &MergeTable) -> Result<(), TokenizerError> {
-        if line.starts_with('\n') {
-            if let Some(id) = self.tokenizer.vocabulary.find(line.as_bytes()) {
-                self.ids.push(id);
-                return Ok(());
-            }
+        if line.starts_with('\n')
+            && let Some(id) = self.tokenizer.vocabulary.find(line.as_bytes())
+        {
+            self.ids.push(id);
+            return Ok(());
         }
         self.merge_word(line, |left, right, _| merges.rank(left, right))
     }

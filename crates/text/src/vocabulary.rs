@@ -202,19 +202,20 @@ impl Vocabulary {
             }
         }
         let calls = self.ends_with(&["<|call|>", "<|calls|>"]);
-        if calls && self.ends_with(&["<|return|>", "<|flush|>"]) {
-            if let Some(id) = self.find(b"<|end|>").filter(|id| self.ends.remove(id)) {
-                self.flags[id as usize] = Flags::USER_DEFINED;
-            }
+        if calls
+            && self.ends_with(&["<|return|>", "<|flush|>"])
+            && let Some(id) = self.find(b"<|end|>").filter(|id| self.ends.remove(id))
+        {
+            self.flags[id as usize] = Flags::USER_DEFINED;
         }
     }
 
     /// Gemma 4 has a plain text token `</s>`.
     fn mend_plain_end_of_text(&mut self) {
-        if self.ends_with(&["<|tool_response>", "<|plamo:eos|>"]) {
-            if let Some(id) = self.find(b"</s>").filter(|id| self.ends.remove(id)) {
-                self.flags[id as usize] = Flags::NORMAL;
-            }
+        if self.ends_with(&["<|tool_response>", "<|plamo:eos|>"])
+            && let Some(id) = self.find(b"</s>").filter(|id| self.ends.remove(id))
+        {
+            self.flags[id as usize] = Flags::NORMAL;
         }
     }
 
