@@ -25,12 +25,14 @@ pub(crate) struct WeightRow<'a, 'b> {
 
 /// The input rows.
 pub(crate) struct Inputs<'b> {
-    /// Address of F32 rows.
+    /// Address of the rows.
     pub(crate) base: Val<'b>,
     /// Byte offset of each row.
     pub(crate) rows: Vec<Val<'b>>,
-    /// Norm in front.
+    /// Norm in front; F32 rows only.
     pub(crate) norm: Option<Norm<'b>>,
+    /// Rows are 8-bit ([`super::quantize`]) instead of F32.
+    pub(crate) bytes: bool,
 }
 
 /// An RMS norm folded into the product.
@@ -122,19 +124,12 @@ fn accumulate<'a, 'b>(
         for run in 0..2 {
             let col = first_column(format, unit, &decoded[0][run]);
             for j in 0..n {
-                let raw = load16(b, inputs.base, inputs.rows[j] + col * 4);
-                if inputs.norm.is_some() && group == 0 {
+                let x = load_inputs(b, inputs, j, col, rows[0].weight.cols);
+                if let (Some(_), 0, Input16::Floats { raw, .. }) = (inputs.norm, group, &x) {
                     let at = rows.len() * n + j;
-                    acc[at] = acc[at] + dot16(b, &raw, &raw);
+                    acc[at] = acc[at] + dot16(b, raw, raw);
                 }
-                let x = match inputs.norm {
-                    Some(norm) => {
-                        let g = load16(b, norm.weight, col * 4);
-                        [0, 1, 2, 3].map(|k| raw[k] * g[k])
-                    }
-                    None => raw,
-                };
-                let sum = lazy_sum(&decoded, run, &x);
+                let sum = needed_sum(b, &decoded, run, &x);
                 for (runs, &i) in decoded.iter().zip(members) {
                     acc[i * n + j] = add_run(b, &runs[run].weights, &x, sum, acc[i * n + j]);
                 }
@@ -163,15 +158,55 @@ fn dot16<'b>(b: &'b Builder, x: &[Val<'b>; 4], y: &[Val<'b>; 4]) -> Val<'b> {
     sum.sum_lanes()
 }
 
+/// Sixteen inputs of consecutive columns.
+enum Input16<'b> {
+    /// F32, times the norm's gain; `raw` without it.
+    Floats { raw: [Val<'b>; 4], scaled: [Val<'b>; 4] },
+    /// Signed bytes and their scale.
+    Bytes { packed: [Val<'b>; 4], scale: Val<'b> },
+}
+
+fn load_inputs<'b>(b: &'b Builder, inputs: &Inputs<'b>, row: usize, col: Val<'b>, cols: u32) -> Input16<'b> {
+    let start = inputs.rows[row];
+    if inputs.bytes {
+        let words = b.load(Type::U32X4, inputs.base, start + col, 16);
+        let scale = b.load_at(Type::F32, inputs.base, start + (col / UNIT) * 4, cols, 4, true);
+        return Input16::Bytes { packed: [0, 1, 2, 3].map(|i| words.lane(i)), scale };
+    }
+    let raw = load16(b, inputs.base, start + col * 4);
+    let scaled = match inputs.norm {
+        Some(norm) => {
+            let gain = load16(b, norm.weight, col * 4);
+            [0, 1, 2, 3].map(|k| raw[k] * gain[k])
+        }
+        None => raw,
+    };
+    Input16::Floats { raw, scaled }
+}
+
 /// Σ x, needed once per input run if any weight has a bias.
-fn lazy_sum<'b>(decoded: &[[Run<'b>; 2]], run: usize, x: &[Val<'b>; 4]) -> Option<Val<'b>> {
+fn needed_sum<'b>(b: &'b Builder, decoded: &[[Run<'b>; 2]], run: usize, x: &Input16<'b>) -> Option<Val<'b>> {
     let biased = decoded.iter().any(|d| matches!(d[run].weights, Weights::Bytes { bias: Some(_), .. }));
-    biased.then(|| ((x[0] + x[1]) + (x[2] + x[3])).sum_lanes())
+    biased.then(|| match x {
+        Input16::Floats { scaled: x, .. } => ((x[0] + x[1]) + (x[2] + x[3])).sum_lanes(),
+        Input16::Bytes { packed, scale } => {
+            let ones = b.u32(0x0101_0101);
+            let sum = packed.iter().fold(b.i32(0), |sum, word| b.dot4(ones, *word, sum, false));
+            sum.to_f32() * *scale
+        }
+    })
 }
 
 /// acc + Σ w·x over a run: scale · Σ q·x + bias · Σ x.
-fn add_run<'b>(b: &'b Builder, weights: &Weights<'b>, x: &[Val<'b>; 4], sum: Option<Val<'b>>, acc: Val<'b>) -> Val<'b> {
-    let product = dot16(b, &weights.levels(), x);
+fn add_run<'b>(b: &'b Builder, weights: &Weights<'b>, x: &Input16<'b>, sum: Option<Val<'b>>, acc: Val<'b>) -> Val<'b> {
+    let product = match (weights, x) {
+        (Weights::Bytes { packed: w, signed, .. }, Input16::Bytes { packed: x, scale }) => {
+            let sum = w.iter().zip(x).fold(b.i32(0), |sum, (w, x)| b.dot4(*w, *x, sum, *signed));
+            sum.to_f32() * *scale
+        }
+        (_, Input16::Floats { scaled, .. }) => dot16(b, &weights.levels(), scaled),
+        (Weights::Floats(_), Input16::Bytes { .. }) => unreachable!("float weights take float inputs"),
+    };
     match weights {
         Weights::Floats(_) => acc + product,
         Weights::Bytes { scale, bias, .. } => {
@@ -182,4 +217,9 @@ fn add_run<'b>(b: &'b Builder, weights: &Weights<'b>, x: &[Val<'b>; 4], sum: Opt
             }
         }
     }
+}
+
+/// Do products with these weights take 8-bit inputs when the plan asks for them?
+pub(crate) fn takes_bytes(weights: &[&Weight]) -> bool {
+    weights.iter().all(|w| w.format.block_elems >= UNIT)
 }

@@ -8,14 +8,15 @@
 //!
 //! A tile is a run of weight rows; each subgroup takes [`Shape::rows`] of them at a time.
 
-use super::args::{Args, single};
+use super::args::{Args, launch};
 use super::dot::{self, Inputs, Norm, WeightRow};
+use super::quantize;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
-use crate::{CompileError, Region};
-use zinc_ir::graph::{Activation, NodeId, Op, WeightId};
+use crate::{CompileError, LaunchSketch, Region};
+use zinc_ir::graph::{Activation, NodeId, Op, Weight, WeightId};
 use zinc_ir::kernel::{Builder, Type, Val};
-use zinc_ir::plan::Input;
+use zinc_ir::plan::{ActPrecision, Input};
 
 pub(super) static MATVEC: Template = Template {
     name: "matvec",
@@ -223,18 +224,48 @@ impl Shape {
     }
 }
 
-/// Reads the input rows' arguments.
-pub(super) fn inputs<'b>(ctx: &Ctx<'_>, b: &'b Builder, args: &Args<'b>, source: &Source, n: u32) -> Inputs<'b> {
-    let base = args.read("x", Operand::Value(source.x));
-    let bytes = ctx.cols(source.x) * 4;
-    let norm = source.norm.map(|(w, eps)| Norm { weight: args.read("norm", Operand::Weight(w)), eps });
-    let rows = if source.select {
-        let picks = args.read("outputs", Operand::Input(Input::Outputs));
-        (0..n).map(|i| b.load(Type::U32, picks, b.u32(i * 4), 4) * bytes).collect()
-    } else {
-        (0..n).map(|i| b.u32(i * bytes)).collect()
-    };
-    Inputs { base, rows, norm }
+/// How a region's products get their inputs: straight from a value, or through a launch that quantizes first.
+pub(super) struct Feed {
+    source: Source,
+    rows: u32,
+    bytes: bool,
+}
+
+impl Feed {
+    /// Decides by the plan's activation precision and the formats of the weights.
+    pub(super) fn new(ctx: &Ctx<'_>, source: Source, rows: u32, weights: &[&Weight]) -> Feed {
+        let bytes = ctx.choices.act == ActPrecision::Q8 && dot::takes_bytes(weights);
+        Feed { source, rows, bytes }
+    }
+
+    /// Declares the arguments.
+    pub(super) fn inputs<'b>(&self, ctx: &Ctx<'_>, b: &'b Builder, args: &Args<'b>) -> Inputs<'b> {
+        let n = self.rows;
+        if self.bytes {
+            let base = args.read("x", Operand::Temp(0));
+            let bytes = quantize::row_bytes(ctx.cols(self.source.x));
+            return Inputs { base, rows: (0..n).map(|i| b.u32(i * bytes)).collect(), norm: None, bytes: true };
+        }
+        let base = args.read("x", Operand::Value(self.source.x));
+        let bytes = ctx.cols(self.source.x) * 4;
+        let norm = self.source.norm.map(|(w, eps)| Norm { weight: args.read("norm", Operand::Weight(w)), eps });
+        let rows = if self.source.select {
+            let picks = args.read("outputs", Operand::Input(Input::Outputs));
+            (0..n).map(|i| b.load(Type::U32, picks, b.u32(i * 4), 4) * bytes).collect()
+        } else {
+            (0..n).map(|i| b.u32(i * bytes)).collect()
+        };
+        Inputs { base, rows, norm, bytes: false }
+    }
+
+    /// The whole emission, given the launch that multiplies.
+    pub(super) fn emission(&self, ctx: &Ctx<'_>, product: LaunchSketch) -> Emission {
+        if !self.bytes {
+            return Emission { launches: vec![product], temps: vec![] };
+        }
+        let bytes = (self.rows * quantize::row_bytes(ctx.cols(self.source.x))) as u64;
+        Emission { launches: vec![quantize::quantize(ctx, &self.source, self.rows, 0), product], temps: vec![bytes] }
+    }
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
@@ -247,8 +278,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
     let name = format!("{}_{}_{m}x{}x{n}", region.template.name, formats.join("_"), weights[0].cols);
     let grid = [m.div_ceil(shape.tile()), 1, 1];
-    Ok(single(name, shape.subgroups * sg, sg, grid, |b, args| {
-        let inputs = inputs(ctx, b, args, &parts.source, n);
+    let feed = Feed::new(ctx, parts.source, n, &weights);
+    let product = launch(name, shape.subgroups * sg, sg, grid, |b, args| {
+        let inputs = feed.inputs(ctx, b, args);
         let bases: Vec<Val<'_>> = parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
         let bias = parts.bias.map(|w| args.read("bias", Operand::Weight(w)));
         let residual = parts.residual.map(|a| args.read("residual", Operand::Value(a)));
@@ -286,7 +318,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             });
             vec![]
         });
-    }))
+    });
+    Ok(feed.emission(ctx, product))
 }
 
 /// The activation of a gated unit.

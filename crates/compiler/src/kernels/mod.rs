@@ -9,6 +9,7 @@ mod attention;
 mod dot;
 mod matvec;
 mod qkv;
+mod quantize;
 mod rows;
 
 use crate::Template;

@@ -9,9 +9,9 @@
 //! One grid runs over the heads of Wq, Wk and Wv; a tile is a head, or the part of a head whose rotary pairs are
 //! complete. Sums go through shared memory, because a head norm and a pair need elements of other lanes.
 
-use super::args::{Args, single};
+use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
-use super::matvec::{self, Source};
+use super::matvec::{self, Feed, Source};
 use super::rows::{kv_offset, pair_elements, store_kv, turn};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -207,8 +207,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / cut.tile;
     let grid = [parts.heads.iter().map(tiles).sum(), 1, 1];
     let name = format!("matvec_qkv_{}_{n}", formats.join("_"));
-    Ok(single(name, cut.subgroups * sg, sg, grid, |b, args| {
-        let inputs = matvec::inputs(ctx, b, args, &parts.source, n);
+    let weights: Vec<_> = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight)).collect();
+    let feed = Feed::new(ctx, parts.source, n, &weights);
+    let product = launch(name, cut.subgroups * sg, sg, grid, |b, args| {
+        let inputs = feed.inputs(ctx, b, args);
         let slots = args.read("slots", Operand::Input(Input::Slots));
         let sums = b.shared("sums", Type::F32, n * cut.tile);
         let outs: Vec<HeadArgs<'_>> = parts.heads.iter().map(|h| head_args(args, h, parts.layer)).collect();
@@ -225,7 +227,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             });
             first += tiles(h);
         }
-    }))
+    });
+    Ok(feed.emission(ctx, product))
 }
 
 /// Which head, and which part of it.
