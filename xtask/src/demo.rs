@@ -5,7 +5,7 @@
 //!  pip (or Zinc's own download) ─► model.gguf ───┴─► zinc run ─► an answer, and its speed
 //! ```
 
-use crate::process::{at, cargo, run, step};
+use crate::process::{at, cargo, run, shown, step};
 use crate::setup::models;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -27,8 +27,10 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
         // Without a model's name Zinc takes the same one from Hugging Face.
         Err(error) => step(&format!("no model by pip ({error}); Zinc downloads it")),
     }
-    step(&format!("zinc run -p {prompt:?}"));
-    run(answer.arg("-p").arg(prompt))?;
+    // Greedy, so that everybody's first answer is the same.
+    answer.args(["--temp", "0", "-n", "128", "-p"]).arg(prompt);
+    step(&shown(&answer));
+    run(&mut answer)?;
     Ok(ExitCode::SUCCESS)
 }
 

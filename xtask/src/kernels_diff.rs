@@ -5,12 +5,13 @@
 //!  here ───────────────► zinc explain ─► after/*.txt ──┴─ git diff ─► terminal
 //! ```
 
-use crate::process::{at, capture, cargo, run, step, test_folder, workspace};
+use crate::drivers::Driver;
+use crate::process::{at, capture, run, step, test_folder, workspace};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Models whose kernels are compared: name of the file, and what `explain` takes. Shapes, so that no model
+/// Models whose kernels are compared: name of the file, and what `explain --shape` takes. Shapes, so that no model
 /// file is needed; one for each family of layers and weight formats.
 const SUBJECTS: &[(&str, &str)] = &[
     ("llama3.1-8b-q4_k_m", "llama3.1-8b:q4_k_m"),
@@ -54,19 +55,22 @@ fn compare(base: &str, tree: &Path, folder: &Path) -> Result<ExitCode, String> {
 
 /// Writes the text of all kernels that the sources in `tree` generate.
 fn explain(tree: &Path, folder: &Path, name: &str) -> Result<(), String> {
+    // Kernels depend on the device's limits, so both sides see the same software device.
+    let driver = Driver::parse("lavapipe")?;
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(at(folder))?;
     }
     fs::create_dir_all(folder).map_err(at(folder))?;
     for (file, subject) in SUBJECTS {
         step(&format!("kernels of {subject} by {name}"));
-        let mut command = cargo();
+        let words = ["run", "--quiet", "--profile", "fast", "--package", "zinc", "--", "explain"];
+        let options = ["--shape", subject, "--stage", "kernel", "--device", "vulkan"];
+        let words: Vec<String> = words.iter().chain(&options).map(ToString::to_string).collect();
+        let mut command = driver.cargo(&words)?;
         // Both trees build into one target folder: what they share is built once.
         command.current_dir(tree).env("CARGO_TARGET_DIR", test_folder().join("kernels-diff/target"));
-        command.args(["run", "--quiet", "--profile", "fast", "--package", "zinc", "--"]);
-        command.args(["explain", subject, "--stage", "kernel"]);
         let text = capture(&mut command).map_err(|error| {
-            format!("{name} cannot show its kernels with `zinc explain {subject} --stage kernel`:\n{error}")
+            format!("{name} cannot show its kernels with `zinc explain --shape {subject} --stage kernel`:\n{error}")
         })?;
         let path = folder.join(format!("{file}.txt"));
         fs::write(&path, text).map_err(at(&path))?;

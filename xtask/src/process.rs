@@ -68,11 +68,12 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     format!("cannot start `{program}`: {error}; is it installed and in PATH?")
 }
 
-fn shown(command: &Command) -> String {
-    let mut text = command.get_program().to_string_lossy().into_owned();
-    for argument in command.get_args() {
-        text.push(' ');
-        text.push_str(&argument.to_string_lossy());
-    }
-    text
+/// A command as one could type it.
+pub(crate) fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let quoted = words.map(|word| {
+        let word = word.to_string_lossy();
+        if word.contains(char::is_whitespace) { format!("{word:?}") } else { word.into_owned() }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
 }
