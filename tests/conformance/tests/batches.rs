@@ -1,0 +1,68 @@
+//! Several sequences in one batch, ragged, joining and leaving between steps: each gets the tokens it gets alone.
+
+use zinc_compiler::Choices;
+use zinc_conformance::{Chunk, Driver, Fixture, InterpretedDevice, gpu_caps};
+use zinc_ir::device::Device;
+use zinc_ir::plan::KvType;
+
+/// Prompts of different lengths; every sequence's answer is `count` tokens.
+fn alone(device: &mut dyn Device, f: &Fixture, prompts: &[&[u32]], count: usize) -> Vec<Vec<u32>> {
+    let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, Choices::default(), 1, 64);
+    let answer = |prompt: &&[u32]| {
+        driver.clear(0);
+        driver.greedy(prompt, 4, count)
+    };
+    prompts.iter().map(answer).collect()
+}
+
+/// Sequence i joins at step i; prompts go in pieces of up to 3 tokens beside the others' single tokens.
+fn together(device: &mut dyn Device, f: &Fixture, prompts: &[&[u32]], count: usize) -> Vec<Vec<u32>> {
+    let n = prompts.len();
+    let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, Choices::default(), n as u32, 64);
+    let mut fed = vec![0; n];
+    let mut answers: Vec<Vec<u32>> = vec![vec![]; n];
+    for step in 0.. {
+        let mut chunks: Vec<(usize, Vec<u32>)> = vec![];
+        for s in 0..n.min(step + 1) {
+            let prompt = prompts[s];
+            if fed[s] < prompt.len() {
+                let piece = &prompt[fed[s]..(fed[s] + 3).min(prompt.len())];
+                chunks.push((s, piece.to_vec()));
+                fed[s] += piece.len();
+            } else if answers[s].len() < count {
+                chunks.push((s, vec![*answers[s].last().expect("the prompt's end gave one")]));
+            }
+        }
+        if chunks.is_empty() {
+            break;
+        }
+        let views: Vec<Chunk<'_>> = chunks.iter().map(|(s, t)| Chunk { sequence: *s, tokens: t }).collect();
+        let rows: usize = chunks.iter().map(|c| c.1.len()).sum();
+        let best = driver.best(&views, (rows as u32).next_power_of_two());
+        let mut row = 0;
+        for (s, tokens) in &chunks {
+            row += tokens.len();
+            if fed[*s] == prompts[*s].len() {
+                answers[*s].push(best[row - 1]);
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn a_batch_gives_each_sequence_its_own_tokens() {
+    let f = Fixture::open("arch/qwen3");
+    let prompts: [&[u32]; 3] = [&f.prompt[..7], &f.prompt[3..5], &f.prompt[8..17]];
+    let mut device = InterpretedDevice::new(gpu_caps(32), 3);
+    let expected = alone(&mut device, &f, &prompts, 5);
+    assert_eq!(together(&mut device, &f, &prompts, 5), expected);
+}
+
+#[test]
+fn greedy_equals_transformers() {
+    let f = Fixture::open("arch/llama");
+    let mut device = InterpretedDevice::new(gpu_caps(32), 3);
+    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F32, Choices::default(), 1, 64);
+    assert_eq!(driver.greedy(&f.prompt, 8, 16), f.ids("greedy"));
+}
