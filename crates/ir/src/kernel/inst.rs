@@ -21,9 +21,9 @@
 //!   unordered; lanes of one subgroup are unordered too, except through subgroup operations.
 //! * Subgroup operations, barriers and matrix operations need *uniform* control flow: all lanes of the subgroup
 //!   (barrier: of the workgroup) are active. The verifier rejects what it cannot prove uniform.
-//! * Integer arithmetic wraps. Shifts by the width or more, and integer division by zero, are undefined (the
-//!   interpreter reports them). F32 follows IEEE round-to-nearest except that FMA contraction is only where
-//!   [`Op::Fma`] says so, and that denormals may flush. Bool has no memory form.
+//! * Integer arithmetic wraps. Shifts by the width or more, integer division by zero, and remainders of negative
+//!   I32 are undefined (the interpreter reports them). F32 follows IEEE round-to-nearest except that FMA contraction
+//!   is only where [`Op::Fma`] says so, and that denormals may flush. Bool has no memory form.
 
 /// Scalar element types. 8-bit and 16-bit integers exist for memory and conversion; arithmetic is done in
 /// 32 bits or more, or in floats.

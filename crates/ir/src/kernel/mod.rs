@@ -7,6 +7,7 @@
 mod build;
 mod inst;
 pub mod interpret;
+pub mod samples;
 mod text;
 mod verify;
 

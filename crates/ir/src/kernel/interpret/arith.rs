@@ -167,7 +167,9 @@ pub(super) fn undefined_binary(op: BinOp, s: Scalar, x: u64, y: u64) -> Option<F
         }
         BinOp::Div | BinOp::Rem if s == I32 => {
             let (dividend, divisor) = (i32_of(x), i32_of(y));
-            let bad = dividend.checked_div(divisor).is_none();
+            // Vulkan leaves the remainder open when either operand is negative.
+            let negative = op == BinOp::Rem && (dividend < 0 || divisor < 0);
+            let bad = dividend.checked_div(divisor).is_none() || negative;
             bad.then_some(FaultKind::Division { dividend: dividend as i64, divisor: divisor as i64 })
         }
         BinOp::Div | BinOp::Rem if !s.is_float() => {

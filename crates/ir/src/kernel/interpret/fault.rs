@@ -159,8 +159,8 @@ pub enum FaultKind {
         /// Width of the type.
         width: u32,
     },
-    /// Integer division or remainder by zero, or of the smallest I32 by -1.
-    #[error("integer division of {dividend} by {divisor}")]
+    /// Integer division or remainder by zero, of the smallest I32 by -1, or a remainder of negative operands.
+    #[error("integer division or remainder of {dividend} by {divisor}")]
     Division {
         /// Dividend.
         dividend: i64,
