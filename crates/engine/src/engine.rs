@@ -10,7 +10,7 @@
 use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::sampler::{Sampler, SamplingError};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Event, Finish, Request, Sequence, SequenceId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -114,6 +114,8 @@ pub struct Engine {
     pool: KvPool,
     scheduler: Scheduler,
     programs: HashMap<Bucket, Program>,
+    /// The batch of the next step, if it has been chosen already.
+    chosen: Option<Batch>,
     next_id: u64,
 }
 
@@ -155,6 +157,7 @@ impl Engine {
             pool: KvPool::new(pages),
             scheduler: Scheduler::new(limits),
             programs: HashMap::new(),
+            chosen: None,
             next_id: 0,
         })
     }
@@ -247,6 +250,8 @@ impl Engine {
 
     /// Drops a sequence; no more events of it will come.
     pub fn cancel(&mut self, id: SequenceId) {
+        // A batch that was chosen but not run may contain it; choosing again loses nothing.
+        self.chosen = None;
         self.scheduler.cancel(id, &mut self.pool);
     }
 
@@ -255,21 +260,25 @@ impl Engine {
         self.scheduler.forget_prefixes(&mut self.pool);
     }
 
+    /// Chooses the next step's rows and compiles their plan, so that the next [`Engine::step`] only runs. `None` if
+    /// there is nothing to do.
+    pub fn prepare_step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Option<Program>, EngineError> {
+        if self.chosen.is_none() {
+            self.chosen = self.scheduler.next_batch(&mut self.pool);
+        }
+        let Some(bucket) = self.chosen.as_ref().map(|batch| batch.bucket) else { return Ok(None) };
+        self.prepare(bucket, progress).map(Some)
+    }
+
     /// Runs one step and gives what came of it: nothing if the engine is idle, or if only parts of prompts were run.
     /// After an error the same step can be tried again.
     pub fn step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Event>, EngineError> {
-        Ok(self.step_measured(progress)?.0)
-    }
-
-    /// [`Engine::step`], and which program it ran (none if idle).
-    pub fn step_measured(
-        &mut self,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<(Vec<Event>, Option<Program>), EngineError> {
-        let Some(batch) = self.scheduler.next_batch(&mut self.pool) else { return Ok((vec![], None)) };
-        let program = self.prepare(batch.bucket, progress)?;
+        let Some(program) = self.prepare_step(progress)? else { return Ok(vec![]) };
+        let Some(batch) = &self.chosen else { return Ok(vec![]) };
         let output = self.device.run(program.id, &batch.step)?;
-        Ok((self.scheduler.finish_batch(&batch, output, &mut self.pool), Some(program)))
+        let events = self.scheduler.finish_batch(batch, output, &mut self.pool);
+        self.chosen = None;
+        Ok(events)
     }
 
     /// Compiles the plan of a bucket unless that has been done.
