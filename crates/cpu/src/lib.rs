@@ -8,15 +8,15 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod attention;
 mod matmul;
 mod memory;
 mod pool;
 mod rows;
 mod simd;
 
-pub use matmul::activations::{Activations, Precision};
+pub use matmul::activations::Activations;
 pub use matmul::packed::{PackError, Packed};
 pub use matmul::{Product, multiply};
 pub use pool::{Pool, PoolError};
-pub use rows::Glu;
 pub use simd::Isa;

@@ -1,7 +1,9 @@
 //! Every format × instruction set × ragged shape against an f64 product of exactly decoded weights.
 
 use half::f16;
-use zinc_cpu::{Activations, Glu, Isa, Packed, Pool, Precision, Product, multiply};
+use zinc_cpu::{Activations, Isa, Packed, Pool, Product, multiply};
+use zinc_ir::graph::Activation;
+use zinc_ir::plan::ActPrecision;
 use zinc_ir::quant::{FORMATS, QuantFormat};
 
 /// xorshift: enough for test data.
@@ -59,7 +61,7 @@ fn decode(format: &QuantFormat, bytes: &[u8], count: usize) -> Vec<f32> {
     out
 }
 
-fn product(pool: &Pool, w: &Packed, precision: Precision, tokens: usize, x: &[f32]) -> Vec<f32> {
+fn product(pool: &Pool, w: &Packed, precision: ActPrecision, tokens: usize, x: &[f32]) -> Vec<f32> {
     let mut a = Activations::new(w.isa());
     a.fill(pool, precision, tokens, w.cols(), x, w.cols());
     let mut out = vec![f32::NAN; tokens * w.rows()];
@@ -71,21 +73,21 @@ fn product(pool: &Pool, w: &Packed, precision: Precision, tokens: usize, x: &[f3
 }
 
 /// Greatest error that `precision` may add to Σ w·x, on top of rounding.
-fn bound(precision: Precision, w: &[f32], x: &[f32]) -> f64 {
+fn bound(precision: ActPrecision, w: &[f32], x: &[f32]) -> f64 {
     let mut bound = 0.0;
     for (w, x) in w.chunks(32).zip(x.chunks(32)) {
         let most = x.iter().fold(0f32, |m, x| m.max(x.abs())) as f64;
         for (w, x) in w.iter().zip(x) {
             let (w, x) = (w.abs() as f64, x.abs() as f64);
             bound += w * match precision {
-                Precision::F32 => 0.0,
-                Precision::F16 => x * 2f64.powi(-11) + 2f64.powi(-25),
-                Precision::Q8 => most / 127.0 * 0.5001,
+                ActPrecision::F32 => 0.0,
+                ActPrecision::F16 => x * 2f64.powi(-11) + 2f64.powi(-25),
+                ActPrecision::Q8 => most / 127.0 * 0.5001,
             };
             bound += 1e-5 * w * x;
         }
         // Offsets and minimums cancel: their rounding counts with the sum of activations.
-        if precision == Precision::Q8 {
+        if precision == ActPrecision::Q8 {
             let top = w.iter().fold(0f32, |m, w| m.max(w.abs())) as f64;
             bound += 1e-5 * top * most * w.len() as f64;
         }
@@ -100,8 +102,8 @@ fn check(isa: Isa, format: &'static QuantFormat, rows: usize, cols: usize, token
     let values = decode(format, &bytes, rows * cols);
     let w = Packed::new(&pool, isa, format, rows, cols, &bytes).unwrap();
     let x: Vec<f32> = (0..tokens * cols).map(|_| random.float() * 3.0).collect();
-    for precision in [Precision::F32, Precision::F16, Precision::Q8] {
-        if precision == Precision::Q8 && !w.takes_integers() {
+    for precision in [ActPrecision::F32, ActPrecision::F16, ActPrecision::Q8] {
+        if precision == ActPrecision::Q8 && !w.takes_integers() {
             continue;
         }
         let y = product(&pool, &w, precision, tokens, &x);
@@ -167,9 +169,9 @@ fn results_do_not_depend_on_threads_or_on_company() {
             let (rows, cols, tokens) = (70, 512, 37);
             let bytes = weights(format, rows, cols, &mut random);
             let x: Vec<f32> = (0..tokens * cols).map(|_| random.float()).collect();
-            for precision in [Precision::F32, Precision::F16, Precision::Q8] {
+            for precision in [ActPrecision::F32, ActPrecision::F16, ActPrecision::Q8] {
                 let w = Packed::new(&pools[0], isa, format, rows, cols, &bytes).unwrap();
-                if precision == Precision::Q8 && !w.takes_integers() {
+                if precision == ActPrecision::Q8 && !w.takes_integers() {
                     continue;
                 }
                 let together = product(&pools[1], &w, precision, tokens, &x);
@@ -202,10 +204,10 @@ fn finishes_and_shared_loops() {
         let (gate, up) = (make(&mut random), make(&mut random));
         let x: Vec<f32> = (0..tokens * cols).map(|_| random.float()).collect();
         let bias: Vec<f32> = (0..rows).map(|_| random.float()).collect();
-        let g = product(&pool, &gate, Precision::Q8, tokens, &x);
-        let u = product(&pool, &up, Precision::Q8, tokens, &x);
+        let g = product(&pool, &gate, ActPrecision::Q8, tokens, &x);
+        let u = product(&pool, &up, ActPrecision::Q8, tokens, &x);
         let mut a = Activations::new(isa);
-        a.fill(&pool, Precision::Q8, tokens, cols, &x, cols);
+        a.fill(&pool, ActPrecision::Q8, tokens, cols, &x, cols);
         let stride = rows + 3;
         let mut gated = vec![0f32; tokens * stride];
         let mut gelu = vec![0f32; tokens * stride];
@@ -223,8 +225,8 @@ fn finishes_and_shared_loops() {
             &pool,
             &a,
             &mut [
-                one(&mut gated, Some((&up, Glu::Silu)), None, false),
-                one(&mut gelu, Some((&up, Glu::GeluTanh)), None, false),
+                one(&mut gated, Some((&up, Activation::Silu)), None, false),
+                one(&mut gelu, Some((&up, Activation::GeluTanh)), None, false),
                 one(&mut added, None, Some(&bias), true),
             ],
         );

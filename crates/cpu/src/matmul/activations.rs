@@ -10,22 +10,12 @@ use super::format::BLOCK;
 use crate::memory::SharedPtr;
 use crate::simd::{Lanes, dispatch};
 use crate::{Isa, Pool};
-
-/// How precisely a product sees its input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// As computed.
-    F32,
-    /// Rounded to a half.
-    F16,
-    /// 8-bit integers with a scale for every 32.
-    Q8,
-}
+use zinc_ir::plan::ActPrecision;
 
 /// Activations ready for the kernels; buffers are kept from step to step.
 pub struct Activations {
     isa: Isa,
-    precision: Precision,
+    precision: ActPrecision,
     tokens: usize,
     cols: usize,
     blocks: usize,
@@ -54,7 +44,7 @@ impl Activations {
     /// No tokens yet.
     pub fn new(isa: Isa) -> Activations {
         let (q, s) = (Vec::new(), Vec::new());
-        Activations { isa, precision: Precision::F32, tokens: 0, cols: 0, blocks: 0, q, s }
+        Activations { isa, precision: ActPrecision::F32, tokens: 0, cols: 0, blocks: 0, q, s }
     }
 
     /// Tokens of a full group: what fits the registers of the instruction set.
@@ -65,7 +55,7 @@ impl Activations {
             _ => false,
         };
         match (wide, self.precision) {
-            (true, Precision::Q8) => 16,
+            (true, ActPrecision::Q8) => 16,
             (true, _) => 8,
             (false, _) => 4,
         }
@@ -78,7 +68,7 @@ impl Activations {
     pub fn fill(
         &mut self,
         pool: &Pool,
-        precision: Precision,
+        precision: ActPrecision,
         tokens: usize,
         cols: usize,
         x: &[f32],
@@ -96,7 +86,7 @@ impl Activations {
     pub fn fill_with<F>(
         &mut self,
         pool: &Pool,
-        precision: Precision,
+        precision: ActPrecision,
         tokens: usize,
         cols: usize,
         row: F,
@@ -110,7 +100,7 @@ impl Activations {
         let slots = self.slots();
         let padded = self.blocks * BLOCK;
         match precision {
-            Precision::Q8 => {
+            ActPrecision::Q8 => {
                 self.q.resize(slots * padded, 0);
                 self.s.resize(slots * self.blocks * 4, 0.0);
             }
@@ -132,13 +122,13 @@ impl Activations {
                 match precision {
                     // SAFETY: slot `t` of a group of `width` that starts at slot `first`: nobody
                     // else writes it, and the buffers were sized for all slots.
-                    Precision::Q8 => unsafe {
+                    ActPrecision::Q8 => unsafe {
                         let q = q.get().add(first * padded + t * BLOCK);
                         let s = s.get().add((first * this.blocks + t) * 4);
                         quantize(&values, width, q, s);
                     },
                     _ => {
-                        if precision == Precision::F16 {
+                        if precision == ActPrecision::F16 {
                             for v in &mut values {
                                 *v = half::f16::from_f32(*v).to_f32();
                             }
@@ -181,7 +171,7 @@ impl Activations {
     }
 
     /// What the values were rounded to.
-    pub fn precision(&self) -> Precision {
+    pub fn precision(&self) -> ActPrecision {
         self.precision
     }
 
@@ -194,7 +184,7 @@ impl Activations {
         let (_, width) = self.group_of(first);
         let padded = self.blocks * BLOCK;
         let (xq, xs) = match self.precision {
-            Precision::Q8 => (self.q[first * padded..].as_ptr(), &self.s[first * self.blocks * 4..]),
+            ActPrecision::Q8 => (self.q[first * padded..].as_ptr(), &self.s[first * self.blocks * 4..]),
             _ => (std::ptr::null(), &self.s[first * padded..]),
         };
         let tokens = (self.tokens - first).min(width);

@@ -12,11 +12,13 @@ pub(crate) mod kernels;
 pub(crate) mod packed;
 
 use crate::memory::SharedPtr;
-use crate::rows::Glu;
-use crate::{Isa, Pool};
-use activations::{Activations, Group, Precision};
+use crate::rows::gate;
+use crate::Pool;
+use activations::{Activations, Group};
 use format::{BLOCK, TILE};
 use packed::Packed;
+use zinc_ir::graph::Activation;
+use zinc_ir::plan::ActPrecision;
 
 /// Token groups that are multiplied with a row tile before the next tile: keeps the
 /// activations of a chunk (about 128 tokens) in the second-level cache.
@@ -27,7 +29,7 @@ pub struct Product<'a> {
     /// Weights; its columns are those of the activations.
     pub weights: &'a Packed,
     /// Multiplies with a second matrix of the same shape: out = act(weights·x) · (up·x).
-    pub glu: Option<(&'a Packed, Glu)>,
+    pub glu: Option<(&'a Packed, Activation)>,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
     /// Adds to what `out` holds (a residual) instead of replacing it.
@@ -64,7 +66,7 @@ pub fn multiply(pool: &Pool, x: &Activations, products: &mut [Product<'_>]) {
 /// A [`Product`] whose output several threads write.
 struct Job<'a> {
     weights: &'a Packed,
-    glu: Option<(&'a Packed, Glu)>,
+    glu: Option<(&'a Packed, Activation)>,
     bias: Option<&'a [f32]>,
     accumulate: bool,
     out: SharedPtr<f32>,
@@ -75,12 +77,12 @@ impl<'a> Job<'a> {
     fn new(p: &'a mut Product<'_>, x: &Activations) -> Job<'a> {
         let rows = p.weights.rows();
         assert_eq!(p.weights.cols(), x.cols(), "columns of weights and activations");
-        assert!(p.weights.takes_integers() || x.precision() != Precision::Q8, "integer activations");
+        assert!(p.weights.takes_integers() || x.precision() != ActPrecision::Q8, "integer activations");
         let need = if x.tokens() == 0 { 0 } else { (x.tokens() - 1) * p.stride + rows };
         assert!(p.out.len() >= need && p.stride >= rows, "output of {rows} rows is too short");
         if let Some((up, _)) = &p.glu {
             assert_eq!((up.rows(), up.cols()), (rows, x.cols()), "shape of the up matrix");
-            assert!(up.takes_integers() || x.precision() != Precision::Q8, "integer activations");
+            assert!(up.takes_integers() || x.precision() != ActPrecision::Q8, "integer activations");
         }
         assert!(p.bias.is_none_or(|b| b.len() == rows), "length of the bias");
         Job {
@@ -106,10 +108,10 @@ impl<'a> Job<'a> {
                     token.iter_mut().zip(bias).for_each(|(s, b)| *s += b);
                 }
             }
-            if let Some((up, glu)) = &self.glu {
+            if let Some((up, act)) = &self.glu {
                 tile_product(up, tile, x.precision(), &group, &mut ups);
                 let n = group.width * TILE;
-                glu.apply(self.weights.isa(), &mut sums[..n], &ups[..n]);
+                gate(self.weights.isa(), *act, &mut sums[..n], &ups[..n]);
             }
             self.store(tile, &group, &sums);
         }
@@ -137,7 +139,7 @@ impl<'a> Job<'a> {
 fn tile_product(
     w: &Packed,
     tile: usize,
-    precision: Precision,
+    precision: ActPrecision,
     group: &Group,
     out: &mut [f32; 16 * TILE],
 ) {
@@ -145,16 +147,11 @@ fn tile_product(
     (args.xq, args.xs, args.out) = (group.xq, group.xs, out.as_mut_ptr());
     let index = group.width.trailing_zeros() as usize;
     let kernel = match (precision, w.kernels().int) {
-        (Precision::Q8, Some(int)) => int[index],
+        (ActPrecision::Q8, Some(int)) => int[index],
         _ => w.kernels().float[index],
     };
     debug_assert!(args.blocks * BLOCK >= w.cols());
     // SAFETY: `w` was packed for an available instruction set; its planes have `blocks` blocks,
     // and so have the activations of a matrix with as many columns (checked in `Job::new`).
     unsafe { kernel(args) }
-}
-
-/// The instruction set that new matrices should be packed for.
-pub fn best_isa() -> Isa {
-    Isa::best()
 }
