@@ -80,7 +80,8 @@ pub trait WeightSource: Sync {
     /// The bytes of a weight in the file's layout, if they are at hand (mapped); devices copy them in pieces.
     /// `None`: the weight is synthetic, see [`WeightSource::synthetic`].
     fn bytes(&self, weight: WeightId) -> Option<&[u8]>;
-    /// For weights without bytes: the seed from which a device makes the tensor.
+    /// For weights without bytes: the seed from which a device makes the tensor with
+    /// [`crate::synthetic::kernel`] (or [`crate::synthetic::Recipe`] on the host).
     fn synthetic(&self, weight: WeightId) -> Option<u64> {
         let _ = weight;
         None
