@@ -1,0 +1,286 @@
+//! Command buffers recorded once and submitted many times, and the queue they go to.
+//!
+//! ```text
+//! [Command] ─record─► Recording ─submit─► Queue (timeline semaphore counts submissions) ─wait─► done
+//! ```
+
+use crate::device::Gpu;
+use crate::error::VulkanError;
+use crate::memory::Buffer;
+use crate::pipeline::Pipeline;
+use ash::vk;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One entry of a recording.
+pub(crate) enum Command<'a> {
+    /// Runs a kernel.
+    Launch { pipeline: &'a Pipeline, push: Vec<u8>, grid: [u32; 3] },
+    /// Launches before it happen before launches after it.
+    Barrier,
+    /// Everything before (launches, copies, fills, earlier submissions) happens before everything after.
+    FullBarrier,
+    /// Copies bytes.
+    Copy { from: &'a Buffer, from_offset: u64, to: &'a Buffer, to_offset: u64, bytes: u64 },
+    /// Writes zeros; offset and length are multiples of 4.
+    Zero { buffer: &'a Buffer, offset: u64, bytes: u64 },
+    /// Makes what was written readable by the host.
+    ToHost,
+}
+
+/// A command buffer with its pool.
+pub(crate) struct Recording {
+    gpu: Arc<Gpu>,
+    pool: vk::CommandPool,
+    buffer: vk::CommandBuffer,
+    /// Timestamps: one before and one after each launch.
+    queries: Option<(vk::QueryPool, u32)>,
+}
+
+impl Recording {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Recording, VulkanError> {
+        let info = vk::CommandPoolCreateInfo::default().queue_family_index(gpu.family);
+        // SAFETY: the family was used to create the device.
+        let pool = unsafe { gpu.raw.create_command_pool(&info, None) };
+        let pool = pool.map_err(VulkanError::of("vkCreateCommandPool"))?;
+        let mut recording = Recording { gpu: gpu.clone(), pool, buffer: vk::CommandBuffer::null(), queries: None };
+        let info = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
+        // SAFETY: the pool was just created.
+        let buffers = unsafe { gpu.raw.allocate_command_buffers(&info) };
+        recording.buffer = buffers.map_err(VulkanError::of("vkAllocateCommandBuffers"))?[0];
+        Ok(recording)
+    }
+
+    /// Replaces what is recorded. With `timed`, each launch runs alone, between two timestamps. The device has
+    /// finished the earlier content, and whatever the commands name outlives their use.
+    pub(crate) fn record(&mut self, commands: &[Command<'_>], timed: bool) -> Result<(), VulkanError> {
+        let launches = commands.iter().filter(|c| matches!(c, Command::Launch { .. })).count() as u32;
+        self.prepare_queries(if timed { 2 * launches } else { 0 })?;
+        let device = &self.gpu.raw;
+        // SAFETY: the buffer is not in use (see above); all handles in `commands` are alive.
+        unsafe {
+            let reset = device.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty());
+            reset.map_err(VulkanError::of("vkResetCommandPool"))?;
+            let begin = device.begin_command_buffer(self.buffer, &vk::CommandBufferBeginInfo::default());
+            begin.map_err(VulkanError::of("vkBeginCommandBuffer"))?;
+        }
+        let (mut bound, mut stamps) = (vk::Pipeline::null(), 0);
+        for command in commands {
+            let alone = timed && matches!(command, Command::Launch { .. });
+            if alone {
+                self.put(&Command::FullBarrier, &mut bound);
+                self.timestamp(stamps);
+            }
+            self.put(command, &mut bound);
+            if alone {
+                self.put(&Command::FullBarrier, &mut bound);
+                self.timestamp(stamps + 1);
+                stamps += 2;
+            }
+        }
+        // SAFETY: the buffer is being recorded.
+        unsafe { device.end_command_buffer(self.buffer) }.map_err(VulkanError::of("vkEndCommandBuffer"))
+    }
+
+    fn put(&self, command: &Command<'_>, bound: &mut vk::Pipeline) {
+        let (device, cb) = (&self.gpu.raw, self.buffer);
+        // SAFETY: `cb` is being recorded; handles are alive; ranges were checked against the buffers by the makers of
+        // the commands, push constants against the layout's range when the pipeline was made.
+        unsafe {
+            match command {
+                Command::Launch { pipeline, push, grid } => {
+                    if *bound != pipeline.raw {
+                        device.cmd_bind_pipeline(cb, vk::PipelineBindPoint::COMPUTE, pipeline.raw);
+                        *bound = pipeline.raw;
+                    }
+                    if !push.is_empty() {
+                        device.cmd_push_constants(cb, self.gpu.layout, vk::ShaderStageFlags::COMPUTE, 0, push);
+                    }
+                    device.cmd_dispatch(cb, grid[0], grid[1], grid[2]);
+                }
+                Command::Barrier => barrier(device, cb, LAUNCHES),
+                Command::FullBarrier => barrier(device, cb, EVERYTHING),
+                Command::ToHost => barrier(device, cb, TO_HOST),
+                Command::Copy { from, from_offset, to, to_offset, bytes } => {
+                    let region = vk::BufferCopy { src_offset: *from_offset, dst_offset: *to_offset, size: *bytes };
+                    device.cmd_copy_buffer(cb, from.raw, to.raw, &[region]);
+                }
+                Command::Zero { buffer, offset, bytes } => {
+                    device.cmd_fill_buffer(cb, buffer.raw, *offset, *bytes, 0);
+                }
+            }
+        }
+    }
+
+    fn prepare_queries(&mut self, count: u32) -> Result<(), VulkanError> {
+        if let Some((pool, had)) = self.queries.take() {
+            if had == count {
+                self.queries = Some((pool, had));
+                return Ok(());
+            }
+            // SAFETY: the device has finished the recording that used it.
+            unsafe { self.gpu.raw.destroy_query_pool(pool, None) };
+        }
+        if count > 0 && self.gpu.timestamp_bits > 0 {
+            let info = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(count);
+            // SAFETY: timestamps are supported on this queue.
+            let pool = unsafe { self.gpu.raw.create_query_pool(&info, None) };
+            self.queries = Some((pool.map_err(VulkanError::of("vkCreateQueryPool"))?, count));
+        }
+        Ok(())
+    }
+
+    fn timestamp(&self, index: u32) {
+        if let Some((pool, _)) = self.queries {
+            let stage = vk::PipelineStageFlags2::ALL_COMMANDS;
+            // SAFETY: `index` is below the pool's count; the pool is reset before each submission.
+            unsafe { self.gpu.raw.cmd_write_timestamp2(self.buffer, stage, pool, index) };
+        }
+    }
+
+    /// Durations of the launches of the last submission, which has finished; none if it was not timed.
+    pub(crate) fn times(&self) -> Option<Vec<Duration>> {
+        let (pool, count) = self.queries?;
+        let mut ticks = vec![0u64; count as usize];
+        let flags = vk::QueryResultFlags::TYPE_64;
+        // SAFETY: the pool has `count` queries; without WAIT, unfinished ones give NOT_READY.
+        unsafe { self.gpu.raw.get_query_pool_results(pool, 0, &mut ticks, flags) }.ok()?;
+        let mask = if self.gpu.timestamp_bits >= 64 { u64::MAX } else { (1 << self.gpu.timestamp_bits) - 1 };
+        let period = self.gpu.report.timestamp_period? as f64;
+        let nanos = |w: &[u64]| Duration::from_nanos(((w[1].wrapping_sub(w[0]) & mask) as f64 * period) as u64);
+        Some(ticks.chunks_exact(2).map(nanos).collect())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: owners drop recordings only after waiting for their submissions.
+        unsafe {
+            if let Some((pool, _)) = self.queries {
+                self.gpu.raw.destroy_query_pool(pool, None);
+            }
+            self.gpu.raw.destroy_command_pool(self.pool, None);
+        }
+    }
+}
+
+/// Source and destination of a memory barrier.
+type Scopes = [(vk::PipelineStageFlags2, vk::AccessFlags2); 2];
+
+const COMPUTE: vk::PipelineStageFlags2 = vk::PipelineStageFlags2::COMPUTE_SHADER;
+const READ: vk::AccessFlags2 = vk::AccessFlags2::SHADER_STORAGE_READ;
+const WRITE: vk::AccessFlags2 = vk::AccessFlags2::SHADER_STORAGE_WRITE;
+const WORK: vk::PipelineStageFlags2 =
+    vk::PipelineStageFlags2::from_raw(COMPUTE.as_raw() | vk::PipelineStageFlags2::ALL_TRANSFER.as_raw());
+const WORK_WRITE: vk::AccessFlags2 =
+    vk::AccessFlags2::from_raw(WRITE.as_raw() | vk::AccessFlags2::TRANSFER_WRITE.as_raw());
+const WORK_ACCESS: vk::AccessFlags2 = vk::AccessFlags2::from_raw(
+    READ.as_raw() | WORK_WRITE.as_raw() | vk::AccessFlags2::TRANSFER_READ.as_raw(),
+);
+
+const LAUNCHES: Scopes = [(COMPUTE, WRITE), (COMPUTE, vk::AccessFlags2::from_raw(READ.as_raw() | WRITE.as_raw()))];
+const EVERYTHING: Scopes = [(WORK, WORK_WRITE), (WORK, WORK_ACCESS)];
+const TO_HOST: Scopes = [(WORK, WORK_WRITE), (vk::PipelineStageFlags2::HOST, vk::AccessFlags2::HOST_READ)];
+
+fn barrier(device: &ash::Device, cb: vk::CommandBuffer, [src, dst]: Scopes) {
+    let barriers = [vk::MemoryBarrier2::default()
+        .src_stage_mask(src.0)
+        .src_access_mask(src.1)
+        .dst_stage_mask(dst.0)
+        .dst_access_mask(dst.1)];
+    let info = vk::DependencyInfo::default().memory_barriers(&barriers);
+    // SAFETY: `cb` is being recorded.
+    unsafe { device.cmd_pipeline_barrier2(cb, &info) };
+}
+
+/// The device's queue. Submissions are numbered from 1.
+pub(crate) struct Queue {
+    gpu: Arc<Gpu>,
+    raw: vk::Queue,
+    timeline: vk::Semaphore,
+    last: u64,
+    /// Longest wait for one submission.
+    timeout: Duration,
+}
+
+impl Queue {
+    pub(crate) fn new(gpu: &Arc<Gpu>, timeout: Duration) -> Result<Queue, VulkanError> {
+        let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        // SAFETY: the device has timeline semaphores and one queue of its family.
+        let (timeline, raw) =
+            unsafe { (gpu.raw.create_semaphore(&info, None), gpu.raw.get_device_queue(gpu.family, 0)) };
+        let timeline = timeline.map_err(VulkanError::of("vkCreateSemaphore"))?;
+        Ok(Queue { gpu: gpu.clone(), raw, timeline, last: 0, timeout })
+    }
+
+    /// Hands a recording to the device; gives its number. Submissions run in order.
+    pub(crate) fn submit(&mut self, recording: &Recording) -> Result<u64, VulkanError> {
+        let value = self.last + 1;
+        let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(recording.buffer)];
+        let signals = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline)
+            .value(value)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let info = vk::SubmitInfo2::default().command_buffer_infos(&buffers).signal_semaphore_infos(&signals);
+        // SAFETY: the recording is complete and not pending; `&mut self` orders access to the queue.
+        unsafe {
+            if let Some((pool, count)) = recording.queries {
+                self.gpu.raw.reset_query_pool(pool, 0, count);
+            }
+            self.gpu.raw.queue_submit2(self.raw, &[info], vk::Fence::null())
+        }
+        .map_err(VulkanError::of("vkQueueSubmit2"))?;
+        self.last = value;
+        Ok(value)
+    }
+
+    /// Waits until submission `value` has finished.
+    pub(crate) fn wait(&self, value: u64, during: &'static str) -> Result<(), VulkanError> {
+        if value == 0 || self.spin(value) {
+            return Ok(());
+        }
+        let (semaphores, values) = ([self.timeline], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore is alive.
+        let waited = unsafe { self.gpu.raw.wait_semaphores(&info, self.timeout.as_nanos() as u64) };
+        waited.map_err(|e| match e {
+            vk::Result::TIMEOUT => {
+                VulkanError::Lost { call: during, detail: format!("no answer within {:?}", self.timeout) }
+            }
+            other => VulkanError::of(during)(other),
+        })
+    }
+
+    /// Looks for a short while without sleeping: being woken costs tens of microseconds, a noticeable part of a fast
+    /// token. Not on a software device, which needs the core.
+    fn spin(&self, value: u64) -> bool {
+        if self.gpu.report.device_type == crate::DeviceType::Software {
+            return false;
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(500) {
+            // SAFETY: the semaphore is alive.
+            if unsafe { self.gpu.raw.get_semaphore_counter_value(self.timeline) }.is_ok_and(|v| v >= value) {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// Waits for everything submitted so far.
+    pub(crate) fn idle(&self) -> Result<(), VulkanError> {
+        self.wait(self.last, "waiting for the device")
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: after the wait (or the loss of the device) nothing uses the semaphore.
+        unsafe {
+            let _ = self.gpu.raw.device_wait_idle();
+            self.gpu.raw.destroy_semaphore(self.timeline, None);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The Vulkan device as the engine sees it.
+//!
+//! ```text
+//! open ─► load: Model ─► prepare: Program (many) ─► run: write inputs, submit once, wait, read output
+//! ```
+
+use crate::cache::KernelCache;
+use crate::device::Gpu;
+use crate::error::VulkanError;
+use crate::memory::{Buffer, Place};
+use crate::model::{Model, Repackers};
+use crate::pipeline::{Pipelines, compile_all};
+use crate::program::Program;
+use crate::replay::{Command, Queue, Recording};
+use crate::report::{DeviceReport, DeviceType};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::graph::Graph;
+use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
+
+/// How a device is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Turn the Khronos validation layer on, if it is installed; see [`VulkanDevice::validation_messages`].
+    pub validation: bool,
+    /// Folder for compiled kernels; none: compile at every start.
+    pub cache: Option<PathBuf>,
+    /// Subgroup size kernels are made for; none: the device's own.
+    pub subgroup_size: Option<u32>,
+    /// Longest wait for one step before the device counts as lost.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { validation: false, cache: None, subgroup_size: None, timeout: Duration::from_secs(300) }
+    }
+}
+
+/// A Vulkan device that runs plans.
+pub struct VulkanDevice {
+    // Dropped first: waits for the device, so that all below may go.
+    pub(crate) queue: Queue,
+    programs: Vec<Program>,
+    /// Shared by all programs: nothing in it outlives a step.
+    scratch: Option<Buffer>,
+    model: Option<Model>,
+    repackers: Repackers,
+    pipelines: Pipelines,
+    pub(crate) cache: KernelCache,
+    caps: Caps,
+    pub(crate) gpu: Arc<Gpu>,
+}
+
+impl VulkanDevice {
+    /// Opens device `index` of [`crate::list_devices`].
+    pub fn open(index: usize, options: &Options) -> Result<VulkanDevice, VulkanError> {
+        let gpu = Gpu::open(index, options.validation)?;
+        let report = &gpu.report;
+        let unusable = |reason| VulkanError::NotUsable { name: report.name.clone(), reason };
+        if report.no_hardware {
+            return Err(unusable("its driver has no hardware behind it; kernels can only be compiled".into()));
+        }
+        let (min, max) = report.subgroup_range;
+        let size = options.subgroup_size.unwrap_or(report.subgroup_size);
+        if !size.is_power_of_two() || !(min..=max).contains(&size) {
+            return Err(unusable(format!("it has no subgroups of {size} lanes (smallest {min}, largest {max})")));
+        }
+        let caps = report.caps(size);
+        let lanes = 256.min(caps.max_workgroup / size * size);
+        Ok(VulkanDevice {
+            queue: Queue::new(&gpu, options.timeout)?,
+            programs: vec![],
+            scratch: None,
+            model: None,
+            repackers: Repackers::new(lanes, size),
+            pipelines: Pipelines::new(),
+            cache: KernelCache::new(options.cache.as_deref(), report),
+            caps,
+            gpu,
+        })
+    }
+
+    /// What the device is.
+    pub fn report(&self) -> &DeviceReport {
+        &self.gpu.report
+    }
+
+    /// The validation layer is on.
+    pub fn validated(&self) -> bool {
+        self.gpu.instance.validated
+    }
+
+    /// Warnings and errors of the validation layer so far.
+    pub fn validation_messages(&self) -> Vec<String> {
+        self.gpu.instance.messages.all()
+    }
+
+    fn program(&mut self, id: ProgramId) -> Result<&mut Program, DeviceError> {
+        self.programs.get_mut(id.0 as usize).ok_or(DeviceError::Misuse("no such program"))
+    }
+
+    /// Makes scratch at least `bytes` large; recordings with the old address become stale.
+    fn grow_scratch(&mut self, bytes: u64) -> Result<(), VulkanError> {
+        if bytes == 0 || self.scratch.as_ref().is_some_and(|s| s.bytes >= bytes) {
+            return Ok(());
+        }
+        self.queue.idle()?;
+        self.programs.iter_mut().for_each(|p| p.stale = true);
+        self.scratch = None;
+        self.scratch = Some(Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step")?);
+        Ok(())
+    }
+}
+
+impl Device for VulkanDevice {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn description(&self) -> String {
+        let r = self.report();
+        let kind = match r.device_type {
+            DeviceType::Software => "Vulkan on the CPU",
+            _ => "Vulkan",
+        };
+        format!("{} ({kind}, {} {}, subgroups of {})", r.name, r.driver, r.driver_info, self.caps.subgroup_size)
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        let (available, total) = self.gpu.device_memory();
+        MemoryInfo { total, available, used: self.gpu.used.load(std::sync::atomic::Ordering::Relaxed) }
+    }
+
+    fn load(
+        &mut self,
+        graph: &Arc<Graph>,
+        kv: &Arc<KvLayout>,
+        weights: &dyn WeightSource,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), DeviceError> {
+        self.queue.idle()?;
+        self.programs.clear();
+        self.model = None;
+        let (gpu, queue) = (self.gpu.clone(), &mut self.queue);
+        self.model = Some(Model::load(&gpu, queue, &mut self.repackers, graph, kv, weights, progress)?);
+        Ok(())
+    }
+
+    fn prepare(&mut self, plan: &Arc<Plan>, progress: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError> {
+        let Some(model) = &self.model else { return Err(DeviceError::Misuse("no model is loaded")) };
+        if model.kv.as_ref() != plan.kv.as_ref() {
+            return Err(DeviceError::Misuse("the plan was made for another KV layout"));
+        }
+        check(plan, &self.caps)?;
+        let total = plan.kernels.len() as u32;
+        let mut done = |done, cached| progress(Progress::Compile { done, total, cached });
+        let pipelines = compile_all(&self.gpu, &self.cache, &mut self.pipelines, &plan.kernels, &mut done)?;
+        let program = Program::new(&self.gpu, plan, pipelines)?;
+        self.grow_scratch(plan.scratch_bytes)?;
+        self.programs.push(program);
+        Ok(ProgramId(self.programs.len() as u32 - 1))
+    }
+
+    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+        let Self { queue, programs, scratch, model, .. } = self;
+        let model = model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        let program = programs.get_mut(program.0 as usize).ok_or(DeviceError::Misuse("no such program"))?;
+        if program.stale {
+            program.record(model, scratch.as_ref())?;
+        }
+        program.write_inputs(step)?;
+        let submitted = queue.submit(&program.recording)?;
+        queue.wait(submitted, "running a step")?;
+        program.ran = true;
+        Ok(program.output(step))
+    }
+
+    fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>> {
+        let program = self.program(program).ok()?;
+        let times = if program.timed && program.ran { program.recording.times() } else { None };
+        if program.timed != on {
+            (program.timed, program.stale, program.ran) = (on, true, false);
+        }
+        times
+    }
+
+    fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
+        let model = self.model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        let kv = &model.kv;
+        let mut commands = vec![Command::FullBarrier];
+        for area in &kv.layers {
+            let bytes = KvLayout::page_bytes_of(area.heads, area.head_dim, kv.ty) as u64;
+            for (from, to) in pairs {
+                if (*from).max(*to) >= kv.pages {
+                    return Err(DeviceError::Misuse("a page beyond the pool"));
+                }
+                for start in [area.k, area.v] {
+                    let place = |page: u32| model.kv_place(start + page as u64 * bytes);
+                    let (Some(from), Some(to)) = (place(*from), place(*to)) else { continue };
+                    commands.push(Command::Copy { from: from.0, from_offset: from.1, to: to.0, to_offset: to.1, bytes });
+                }
+            }
+        }
+        commands.push(Command::FullBarrier);
+        let mut recording = Recording::new(&self.gpu)?;
+        recording.record(&commands, false)?;
+        let submitted = self.queue.submit(&recording)?;
+        Ok(self.queue.wait(submitted, "copying KV pages")?)
+    }
+}
+
+/// Does the plan fit the device, and is it free of hazards?
+fn check(plan: &Plan, caps: &Caps) -> Result<(), DeviceError> {
+    zinc_ir::plan::verify(plan).map_err(|e| DeviceError::Unsupported(e.to_string()))?;
+    for launch in plan.launches() {
+        let name = launch.template;
+        let too_large = launch.grid.iter().zip(caps.max_grid).any(|(g, max)| *g > max);
+        let reason = match launch.kernel {
+            None => "has no kernel; the plan was made for a native device",
+            Some(k) if k.0 as usize >= plan.kernels.len() => "names a kernel that does not exist",
+            Some(_) if too_large => "has more tiles than the device's grid",
+            Some(_) => continue,
+        };
+        return Err(DeviceError::Unsupported(format!("launch {name} {reason}")));
+    }
+    Ok(())
+}
