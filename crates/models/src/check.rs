@@ -6,7 +6,6 @@
 
 use crate::ModelError;
 use crate::error::list;
-use crate::keys::Keys;
 use crate::spec::{ModelSpec, TensorSpec};
 use std::collections::BTreeMap;
 use zinc_gguf::{Gguf, TensorInfo};
@@ -41,28 +40,6 @@ impl Expected {
     pub(crate) fn or_absent(self) -> Expected {
         Expected { optional: true, ..self }
     }
-}
-
-/// Vocabulary size: the rows of the embedding table, which must be the tokenizer's.
-pub(crate) fn vocabulary(gguf: &Gguf, keys: &Keys) -> Result<u32, ModelError> {
-    let name = "token_embd.weight";
-    let tensor = gguf.tensor(name).ok_or_else(|| missing(name, keys.architecture))?;
-    let rows = tensor.shape.get(1).copied().unwrap_or(1);
-    let tokens = match gguf.metadata().strings("tokenizer.ggml.tokens")? {
-        Some(tokens) => Some(tokens.len()),
-        None => keys.count_if("vocab_size", u32::MAX)?.map(|n| n as usize),
-    };
-    if let Some(tokens) = tokens
-        && tokens != rows
-    {
-        let expected = vec![tensor.shape.first().copied().unwrap_or(1), tokens];
-        return Err(ModelError::TensorShape { name: name.to_owned(), found: tensor.shape.clone(), expected });
-    }
-    u32::try_from(rows).map_err(|_| ModelError::BadValue {
-        key: "tokenizer.ggml.tokens".to_owned(),
-        value: format!("an array of {rows}"),
-        expected: format!("at most {} tokens", u32::MAX),
-    })
 }
 
 /// Fills in `spec.tensors`. After this the architecture's `forward` cannot fail.
@@ -120,15 +97,15 @@ fn checked_format(info: &TensorInfo, e: &Expected) -> Result<&'static QuantForma
     Ok(format)
 }
 
-/// The values of an F32 vector of the file, such as a table of divisors; all must be positive.
-pub(crate) fn positive_table(gguf: &Gguf, name: &str, len: u32) -> Result<Vec<f32>, ModelError> {
-    let Some(info) = gguf.tensor(name) else { return Ok(vec![]) };
-    checked_format(info, &Expected::vector(name, len))?;
+/// The values of an F32 vector of the file, all of which must be positive; none if it is absent.
+pub(crate) fn positive_table(gguf: &Gguf, expected: &Expected) -> Result<Vec<f32>, ModelError> {
+    let Some(info) = gguf.tensor(&expected.name) else { return Ok(vec![]) };
+    checked_format(info, expected)?;
     let values = gguf.data(info).chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let values: Vec<f32> = values.collect();
     match values.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
         Some(bad) => Err(ModelError::BadValue {
-            key: name.to_owned(),
+            key: expected.name.clone(),
             value: bad.to_string(),
             expected: "a table of positive numbers".to_owned(),
         }),

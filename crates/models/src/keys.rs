@@ -6,10 +6,10 @@
 //!
 //! The upper limits are far above any model known; they bound what a damaged file can make us compute or allocate.
 
+use crate::ModelError;
 use crate::spec::{ModelSpec, RopeScaling, RopeSpec};
-use crate::{ModelError, check};
 use std::collections::BTreeMap;
-use zinc_gguf::{Gguf, Metadata};
+use zinc_gguf::Metadata;
 
 /// Head sizes must be multiples of this: K and V rows are read in groups of 4.
 const HEAD_STEP: u32 = 4;
@@ -84,9 +84,9 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The numbers that all dense decoder-only models share. Tensors are still missing; see [`crate::check::tensors`].
-pub(crate) fn dense(gguf: &Gguf, architecture: &'static str) -> Result<ModelSpec, ModelError> {
-    let keys = Keys { metadata: gguf.metadata(), architecture };
+/// The numbers that all dense decoder-only models share. The tensors are filled in later.
+pub(crate) fn dense(metadata: &Metadata, architecture: &'static str, tied: bool) -> Result<ModelSpec, ModelError> {
+    let keys = Keys { metadata, architecture };
     reject_variants(&keys)?;
     let layers = keys.count("block_count", 4096)?;
     let width = keys.count("embedding_length", 1 << 20)?;
@@ -102,23 +102,37 @@ pub(crate) fn dense(gguf: &Gguf, architecture: &'static str) -> Result<ModelSpec
     let norm_eps = keys.positive_if("attention.layer_norm_rms_epsilon")?;
     Ok(ModelSpec {
         architecture,
-        name: gguf.metadata().str("general.name")?.map(str::to_owned),
+        name: metadata.str("general.name")?.map(str::to_owned),
         layers,
         width,
         heads,
         kv_heads,
         head_dim,
         ffn: ffn.ok_or_else(|| missing("feed_forward_length"))?,
-        vocab: check::vocabulary(gguf, &keys)?,
+        vocab: vocabulary(&keys)?,
         context: keys.count("context_length", 1 << 30)?,
         norm_eps: norm_eps.ok_or_else(|| missing("attention.layer_norm_rms_epsilon"))?,
         attention_scale: keys.nonzero_if("attention.scale")?.unwrap_or(1.0 / (head_dim as f32).sqrt()),
         embedding_scale: 1.0,
         rope: rope(&keys, head_dim)?,
         sliding: None,
-        tied: gguf.tensor("output.weight").is_none(),
+        tied,
         tensors: BTreeMap::new(),
     })
+}
+
+/// Vocabulary size: the tokenizer's, or where the file has no tokenizer what it says.
+fn vocabulary(keys: &Keys) -> Result<u32, ModelError> {
+    let key = "tokenizer.ggml.tokens";
+    let Some(tokens) = keys.metadata.strings(key)? else { return keys.count("vocab_size", 1 << 24) };
+    match u32::try_from(tokens.len()) {
+        Ok(n @ 1..=0x0100_0000) => Ok(n),
+        _ => Err(ModelError::BadValue {
+            key: key.to_owned(),
+            value: format!("an array of {}", tokens.len()),
+            expected: "one of 1 to 16777216 tokens".to_owned(),
+        }),
+    }
 }
 
 /// Keys that change the computation in ways that no supported architecture has.

@@ -7,28 +7,21 @@
 //! The converter has reordered the rows of q and k, so that a rotated pair lies side by side. A sliding window in the
 //! metadata (Mistral 7B v0.1) is not applied, as in llama.cpp.
 
-use crate::check::{self, Expected};
-use crate::layers::{attention, embed, ffn, norm};
+use crate::check::Expected;
+use crate::layers::{attention, embed, ffn, norm, rope};
 use crate::{Architecture, ModelError, ModelSpec, keys};
-use zinc_gguf::Gguf;
+use zinc_gguf::Metadata;
 use zinc_ir::graph::{Activation, Graph, Pairing};
 
-pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "llama", describe, forward, tensors };
+pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "llama", numbers, tensors, forward };
 
-/// Divisors of the rotary frequencies; how files state llama3's rope scaling.
-const ROPE_DIVISORS: &str = "rope_freqs.weight";
-
-fn describe(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
-    let mut spec = keys::dense(gguf, "llama")?;
-    spec.rope.divisors = check::positive_table(gguf, ROPE_DIVISORS, spec.rope.dims / 2)?;
-    let expected = tensors(&spec);
-    check::tensors(gguf, &mut spec, expected)?;
-    Ok(spec)
+fn numbers(metadata: &Metadata, tied: bool) -> Result<ModelSpec, ModelError> {
+    keys::dense(metadata, "llama", tied)
 }
 
 fn tensors(spec: &ModelSpec) -> Vec<Expected> {
     let mut tensors = embed::tensors(spec);
-    tensors.push(Expected::vector(ROPE_DIVISORS, spec.rope.dims / 2).or_absent());
+    tensors.push(Expected::vector(rope::DIVISORS, spec.rope.dims / 2).or_absent());
     for i in 0..spec.layers {
         tensors.extend(attention::tensors(spec, i));
         tensors.extend(ffn::tensors(spec, i));

@@ -1,18 +1,15 @@
 //! Qwen2 and Qwen2.5: as Llama, with biases on q, k and v, and rotated pairs half a head apart.
 
-use crate::check::{self, Expected};
+use crate::check::Expected;
 use crate::layers::{attention, embed, ffn, norm};
 use crate::{Architecture, ModelError, ModelSpec, keys};
-use zinc_gguf::Gguf;
+use zinc_gguf::Metadata;
 use zinc_ir::graph::{Activation, Graph, Pairing};
 
-pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "qwen2", describe, forward, tensors };
+pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "qwen2", numbers, tensors, forward };
 
-fn describe(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
-    let mut spec = keys::dense(gguf, "qwen2")?;
-    let expected = tensors(&spec);
-    check::tensors(gguf, &mut spec, expected)?;
-    Ok(spec)
+fn numbers(metadata: &Metadata, tied: bool) -> Result<ModelSpec, ModelError> {
+    keys::dense(metadata, "qwen2", tied)
 }
 
 fn tensors(spec: &ModelSpec) -> Vec<Expected> {

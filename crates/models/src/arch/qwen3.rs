@@ -1,19 +1,16 @@
 //! Qwen3 (dense): as Llama, with a norm on every head of q and k, and rotated pairs half a head apart. Heads need not
 //! divide the width.
 
-use crate::check::{self, Expected};
+use crate::check::Expected;
 use crate::layers::{attention, embed, ffn, norm};
 use crate::{Architecture, ModelError, ModelSpec, keys};
-use zinc_gguf::Gguf;
+use zinc_gguf::Metadata;
 use zinc_ir::graph::{Activation, Graph, Pairing};
 
-pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "qwen3", describe, forward, tensors };
+pub(crate) static ARCHITECTURE: Architecture = Architecture { name: "qwen3", numbers, tensors, forward };
 
-fn describe(gguf: &Gguf) -> Result<ModelSpec, ModelError> {
-    let mut spec = keys::dense(gguf, "qwen3")?;
-    let expected = tensors(&spec);
-    check::tensors(gguf, &mut spec, expected)?;
-    Ok(spec)
+fn numbers(metadata: &Metadata, tied: bool) -> Result<ModelSpec, ModelError> {
+    keys::dense(metadata, "qwen3", tied)
 }
 
 fn tensors(spec: &ModelSpec) -> Vec<Expected> {

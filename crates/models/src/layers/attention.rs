@@ -38,7 +38,7 @@ pub(crate) fn head_norms(spec: &ModelSpec, i: u32) -> [Expected; 2] {
 pub(crate) fn attend(spec: &ModelSpec, g: &mut Graph, i: u32, n: NodeId, pairing: Pairing) -> NodeId {
     let window = spec.window(i);
     let table = g.rope_table(rope::table(window.map_or(&spec.rope, |w| &w.rope)));
-    let mut rotated = |g: &mut Graph, part: &str| {
+    let rotated = |g: &mut Graph, part: &str| {
         let part = format!("blk.{i}.attn_{part}");
         let mut x = linear(spec, g, n, &part);
         let head_norm = format!("{part}_norm");

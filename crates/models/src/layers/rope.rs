@@ -10,6 +10,9 @@ use crate::{RopeScaling, RopeSpec};
 use std::f64::consts::PI;
 use zinc_ir::graph::Rope;
 
+/// Divisors of the frequencies: how files state llama3's rope scaling.
+pub(crate) const DIVISORS: &str = "rope_freqs.weight";
+
 /// The table of a rotary embedding.
 pub(crate) fn table(spec: &RopeSpec) -> Rope {
     let (dims, base) = (spec.dims as f64, spec.base as f64);
@@ -48,4 +51,15 @@ fn magnitude(scaling: RopeScaling) -> f64 {
     }
     let of = |multiplier: f64| 1.0 + 0.1 * multiplier * (factor as f64).ln();
     if log_multiplier == 0.0 { of(1.0) } else { of(1.0) / of(log_multiplier as f64) }
+}
+
+/// The divisors that converters write for Llama 3.1 and later: 1 for pairs that turn more than 4 times in the
+/// `original` context, `factor` for those that turn less than once, between them a blend of the two frequencies.
+pub(crate) fn llama3_divisors(dims: u32, base: f32, factor: f64, original: f64) -> Vec<f32> {
+    let divisor = |i: u32| {
+        let turns = original / (2.0 * PI * (base as f64).powf(2.0 * i as f64 / dims as f64));
+        let smooth = ((turns - 1.0) / (4.0 - 1.0)).clamp(0.0, 1.0);
+        (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+    };
+    (0..dims / 2).map(divisor).collect()
 }
