@@ -60,12 +60,22 @@ fn at_line(line: Option<usize>) -> String {
 
 /// Templates that come with Zinc, for models whose file has none. Which one fits, only the user
 /// knows: nothing here takes one by itself.
-const BUILTIN: &[(&str, &str)] = &[(
-    "chatml",
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + \
-     message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}\
-     {{ '<|im_start|>assistant\\n' }}{% endif %}",
-)];
+const BUILTIN: &[(&str, &str)] = &[
+    (
+        "chatml",
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + \
+         '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    ),
+    (
+        // Gemma 1 to 3 know no system role: its text goes before the first message.
+        "gemma",
+        "{{ bos_token }}{% set n = namespace(before='') %}{% for message in messages %}\
+         {% if message['role'] == 'system' %}{% set n.before = message['content'] | trim ~ '\\n\\n' %}{% else %}\
+         {{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' + n.before + \
+         message['content'] | trim + '<end_of_turn>\\n' }}{% set n.before = '' %}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}",
+    ),
+];
 
 fn builtin_names() -> String {
     let names: Vec<&str> = BUILTIN.iter().map(|(name, _)| *name).collect();
@@ -115,7 +125,7 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment })
     }
 
-    /// The template of this name that comes with Zinc: `chatml`.
+    /// The template of this name that comes with Zinc: `chatml` or `gemma`.
     ///
     /// # Errors
     /// [`TemplateError::NoSuchBuiltin`] lists the names there are.

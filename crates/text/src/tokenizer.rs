@@ -167,12 +167,13 @@ impl Tokenizer {
             }
             other => return Err(TokenizerError::UnknownModel(other.to_owned())),
         };
-        let vocabulary = Vocabulary::new(spec).map_err(|_| TokenizerError::TooLong("the vocabulary"))?;
-        let special =
-            SpecialTokens::new(&vocabulary).map_err(|error| TokenizerError::SpecialTokens(error.to_string()))?;
         // A SentencePiece file that does not name its special tokens has them at these ids.
         let usual =
             |given: Option<u32>, id: u32| given.or((sentence_piece && (id as usize) < spec.tokens.len()).then_some(id));
+        let eos = usual(spec.eos, 2);
+        let vocabulary = Vocabulary::new(spec, eos).map_err(|_| TokenizerError::TooLong("the vocabulary"))?;
+        let special =
+            SpecialTokens::new(&vocabulary).map_err(|error| TokenizerError::SpecialTokens(error.to_string()))?;
         let add_bos = spec.add_bos.unwrap_or(row.is_none_or(|row| row.add_bos));
         Ok(Tokenizer {
             // Early Gemma 4 files deny the BOS without which the model talks nonsense.
@@ -181,7 +182,7 @@ impl Tokenizer {
             add_space_prefix: spec.add_space_prefix.unwrap_or(sentence_piece),
             clean_spaces: row.is_some_and(|row| row.clean_spaces),
             bos: usual(spec.bos, 1),
-            eos: usual(spec.eos, 2),
+            eos,
             unk: usual(spec.unk, 0),
             vocabulary,
             scheme,
@@ -203,6 +204,22 @@ impl Tokenizer {
         } else {
             Err(TokenizerError::TooLong("the text"))
         }
+    }
+
+    /// The ids of a prompt that a chat template made: special tokens are parsed, and BOS comes first
+    /// where the vocabulary wants it, but once, whether or not the template wrote it, too. No EOS.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = self.encode(prompt, false, true)?;
+        if self.add_bos {
+            let bos = self.bos.ok_or(TokenizerError::NoSpecialToken("BOS"))?;
+            if ids.first() != Some(&bos) {
+                ids.insert(0, bos);
+            }
+        }
+        Ok(ids)
     }
 
     fn encode_short(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TokenizerError> {

@@ -147,8 +147,8 @@ pub(crate) struct Vocabulary {
 
 impl Vocabulary {
     /// Takes the tokens of `spec`; its ids are below the number of tokens, and its kinds are none
-    /// or one a token (the tokenizer has checked both).
-    pub(crate) fn new(spec: &TokenizerSpec<'_>) -> Result<Self, TooLong> {
+    /// or one a token (the tokenizer has checked both). `eos` is the EOS, named or not.
+    pub(crate) fn new(spec: &TokenizerSpec<'_>, eos: Option<u32>) -> Result<Self, TooLong> {
         let texts = StringTable::new(spec.tokens.iter().enumerate().map(|(id, &text)| {
             if text.is_empty() { Cow::Owned(format!("[EMPTY_{id}]")) } else { Cow::Borrowed(text) }
         }))?;
@@ -159,6 +159,7 @@ impl Vocabulary {
             kinds.map(Flags::of_kind).collect()
         };
         let mut this = Vocabulary { texts, flags, ends: BTreeSet::new(), eot: spec.eot };
+        this.ends.extend(eos);
         this.mend_roles(spec);
         this.mend_harmony();
         this.mend_plain_end_of_text();
@@ -191,7 +192,7 @@ impl Vocabulary {
         let fim_ends = fim[3..].iter().filter_map(|&(given, found)| given.or(found));
         self.ends.extend(fim_ends);
         self.ends.extend(ends);
-        self.ends.extend(spec.eos.into_iter().chain(self.eot).chain(spec.eom.or(eom)));
+        self.ends.extend(self.eot.into_iter().chain(spec.eom.or(eom)));
     }
 
     /// gpt-oss and its kin: channel marks are text, and `<|end|>` ends a message, not the turn.

@@ -43,12 +43,16 @@ fn variables_are_named_as_in_transformers() {
 }
 
 #[test]
-fn the_builtin_template_is_chatml() {
+fn builtin_templates_are_asked_for_by_name() {
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}]);
     let input = TemplateInput { messages, add_generation_prompt: true, ..TemplateInput::default() };
     let text = ChatTemplate::builtin("chatml").unwrap().render(&input).unwrap();
     let expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n\
                     <|im_start|>assistant\n";
+    assert_eq!(text, expected);
+    let input = TemplateInput { bos_token: "<bos>", ..input };
+    let text = ChatTemplate::builtin("gemma").unwrap().render(&input).unwrap();
+    let expected = "<bos><start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n";
     assert_eq!(text, expected);
     let error = ChatTemplate::builtin("nope").unwrap_err().to_string();
     assert!(error.contains("nope") && error.contains("chatml"), "{error}");

@@ -2,8 +2,9 @@
 
 mod fixtures;
 
-use serde_json::Value;
-use zinc_text::{Tokenizer, clean_up_spaces};
+use serde_json::{Value, json};
+use zinc_gguf::Gguf;
+use zinc_text::{ChatTemplate, TemplateInput, Tokenizer, chat_template_source, clean_up_spaces};
 
 const VOCABULARIES: [&str; 6] = ["llama-spm", "phi-3", "llama-bpe", "qwen2", "gpt-2", "gemma-4"];
 
@@ -80,4 +81,51 @@ fn the_real_models() {
         let tokenizer = fixtures::tokenizer(&path);
         check_cases(name, &tokenizer, &json["tokenization"]);
     }
+}
+
+/// Texts of the tokens that end generation.
+fn ends(tokenizer: &Tokenizer) -> Vec<&str> {
+    tokenizer.end_of_generation_ids().filter_map(|id| tokenizer.token_text(id)).collect()
+}
+
+#[test]
+fn what_ends_generation() {
+    let Some(folder) = fixtures::shared("tokenizer") else { return };
+    let expected: [(&str, &[&str]); 4] = [
+        ("llama-spm", &["</s>"]),
+        ("gpt-2", &["<|endoftext|>"]),
+        ("llama-bpe", &["<|end_of_text|>", "<|eot_id|>"]),
+        // Here "</s>" is a token of text.
+        ("gemma-4", &["<eos>", "<|tool_response>", "<turn|>"]),
+    ];
+    for (name, texts) in expected {
+        let tokenizer = fixtures::tokenizer(&folder.join(format!("ggml-vocab-{name}.gguf")));
+        assert_eq!(ends(&tokenizer), texts, "{name}");
+    }
+}
+
+#[test]
+fn smollm2_from_messages_to_ids() {
+    let Some(path) = fixtures::model("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
+    let gguf = Gguf::open(&path).expect("a model");
+    let source = chat_template_source(gguf.metadata()).expect("a string").expect("a template");
+    let messages = json!([
+        {"role": "user", "content": "What is 2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": " And 3+3? "}
+    ]);
+    let input = TemplateInput { messages, add_generation_prompt: true, ..TemplateInput::default() };
+    let prompt = ChatTemplate::new(source).expect("a template").render(&input).expect("a prompt");
+    // What Python's jinja2 makes of the same template.
+    let expected = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+                    <|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n\
+                    <|im_start|>user\n And 3+3? <|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(prompt, expected);
+    let tokenizer = Tokenizer::from_metadata(gguf.metadata()).expect("a tokenizer");
+    assert_eq!(ends(&tokenizer), ["<|endoftext|>", "<|im_end|>", "<reponame>"]);
+    let ids = tokenizer.encode_prompt(&prompt).expect("ids");
+    assert_eq!(tokenizer.decode(&ids, true).expect("text"), prompt);
+    let (start, end) = (tokenizer.token_by_text("<|im_start|>"), tokenizer.token_by_text("<|im_end|>"));
+    let count = |token| ids.iter().filter(|&&id| Some(id) == token).count();
+    assert_eq!((count(start), count(end)), (5, 4));
 }

@@ -3,7 +3,7 @@
 mod fixtures;
 
 use zinc_gguf::Metadata;
-use zinc_text::{Tokenizer, TokenizerError, TokenizerSpec};
+use zinc_text::{ChatTemplate, StopMatcher, Tokenizer, TokenizerError, TokenizerSpec};
 
 /// A SentencePiece vocabulary of words with scores; the bytes come last.
 fn sentence_piece(general_name: &str) -> Tokenizer {
@@ -72,6 +72,16 @@ fn control_tokens_are_found_only_where_asked() {
     assert!(!plain.contains(&11));
     assert_eq!(tokenizer.decode(&parsed, true).unwrap(), "a<tool> b<|user|>  a");
     assert_eq!(tokenizer.decode(&parsed, false).unwrap(), "a<tool> b  a");
+}
+
+#[test]
+fn a_prompt_begins_with_bos_once() {
+    let tokenizer = sentence_piece("x");
+    let expected = tokenizer.encode("<|user|>a", true, true).unwrap();
+    assert_eq!(expected[..2], [1, 11]);
+    assert_eq!(tokenizer.encode_prompt("<|user|>a").unwrap(), expected);
+    assert_eq!(tokenizer.encode_prompt("<s><|user|>a").unwrap(), expected);
+    assert_eq!(tokenizer.encode_prompt("").unwrap(), [1]);
 }
 
 #[test]
@@ -180,4 +190,12 @@ fn the_synthetic_vocabulary_is_bytes() {
     assert_eq!(tokenizer.decode(&[b'a'.into(), 256, 998, 999], false).unwrap(), "a<256><998>");
     assert!(tokenizer.is_end_of_generation(999));
     assert!(Tokenizer::synthetic(256).is_err());
+}
+
+#[test]
+fn what_is_built_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<ChatTemplate>();
+    shared::<StopMatcher>();
 }
