@@ -76,7 +76,7 @@ impl<'k> Emitter<'k> {
             // The header dominates the merge block: after the loop its phis hold the last carried values.
             self.define(*result, phi);
         }
-        let control = if *unroll { spirv::LoopControl::UNROLL } else { spirv::LoopControl::NONE };
+        let control = if *unroll { spirv::LoopControl::UNROLL } else { spirv::LoopControl::DONT_UNROLL };
         let operands = vec![Operand::IdRef(merge), Operand::IdRef(next), Operand::LoopControl(control)];
         self.inst(spirv::Op::LoopMerge, None, None, operands);
         self.branch(test);
