@@ -29,14 +29,14 @@ struct Job {
     needs: &'static str,
 }
 
-const VULKAN: &[&str] = &["--package", "zinc-vulkan", "--tests"];
+const VULKAN: &[&str] = &["--package", "zinc-vulkan", "--package", "zinc-conformance", "--tests"];
 /// Whole models through the binary's crate.
-const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "vulkan"];
-const RADV: &[&str] = &["--package", "zinc-vulkan", "--test", "radv"];
+const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "golden"];
+const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
 
 const VULKAN_TESTS: &str = "crates/vulkan/tests";
-const MODEL_TESTS: &str = "crates/zinc/tests/vulkan.rs";
-const RADV_TESTS: &str = "crates/vulkan/tests/radv.rs";
+const MODEL_TESTS: &str = "crates/zinc/tests/golden.rs";
+const RADV_TESTS: &str = "tests/conformance/tests/radv.rs";
 
 #[rustfmt::skip]
 const JOBS: &[Job] = &[
