@@ -8,6 +8,7 @@
 //! first and one-op rows at the bottom. A new kernel, fused or not, is one file and one row.
 
 pub mod kernels;
+mod prune;
 mod schedule;
 mod select;
 mod simplify;

@@ -1,5 +1,6 @@
 //! Declares kernel arguments and the operands behind them in one go.
 
+use crate::prune::prune;
 use crate::template::{Access, Emission, LaunchSketch, Operand};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -52,7 +53,7 @@ fn build(
     let list = RefCell::new(vec![]);
     let b = Builder::new(name, workgroup, subgroup);
     body(&b, &Args { b: &b, list: &list, names: RefCell::default() });
-    (b.finish(), list.into_inner())
+    (prune(b.finish()), list.into_inner())
 }
 
 /// One launch without scratch, as an emission.

@@ -130,13 +130,13 @@ fn match_glu(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 /// What a region computes, read back from its nodes.
-struct Parts {
+pub(super) struct Parts {
     /// Products, one or (gate, up).
-    products: Vec<WeightId>,
-    bias: Option<WeightId>,
-    residual: Option<NodeId>,
-    activation: Option<Activation>,
-    source: Source,
+    pub(super) products: Vec<WeightId>,
+    pub(super) bias: Option<WeightId>,
+    pub(super) residual: Option<NodeId>,
+    pub(super) activation: Option<Activation>,
+    pub(super) source: Source,
 }
 
 /// Where a product's input rows come from.
@@ -168,7 +168,7 @@ pub(super) fn source_of(ctx: &Ctx<'_>, region: &Region, x: NodeId) -> Source {
     source
 }
 
-fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
+pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
     let mut products = vec![];
     let (mut bias, mut residual, mut activation, mut input) = (None, None, None, None);
     for &node in &region.nodes {

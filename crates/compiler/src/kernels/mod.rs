@@ -7,9 +7,11 @@
 mod args;
 mod attention;
 mod dot;
+mod matmul;
 mod matvec;
 mod qkv;
 mod quantize;
+mod rope_append;
 mod rows;
 
 use crate::Template;
@@ -23,6 +25,10 @@ pub static TEMPLATES: &[&Template] = &[
     &matvec::GLU,
     &matvec::RESIDUAL,
     &matvec::MATVEC,
+    &rope_append::ROPE_APPEND,
+    &matmul::GLU,
+    &matmul::RESIDUAL,
+    &matmul::MATMUL,
     &attention::ATTENTION,
     &rows::EMBED_SCALED,
     &rows::EMBED,

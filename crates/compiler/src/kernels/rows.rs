@@ -54,7 +54,12 @@ fn workgroup(ctx: &Ctx<'_>, items: u32) -> u32 {
 
 /// Runs `body(i)` for i in 0..items, spread over the lanes of a workgroup.
 pub(super) fn for_items<'b>(b: &'b Builder, lanes: u32, items: u32, body: impl FnOnce(Val<'b>)) {
-    b.for_(b.local_id(), b.u32(items), lanes, &[], |i, _| {
+    for_strided(b, b.local_id(), lanes, items, body);
+}
+
+/// Runs `body(i)` for every `stride`-th i from `first` to `items`.
+pub(super) fn for_strided<'b>(b: &'b Builder, first: Val<'b>, stride: u32, items: u32, body: impl FnOnce(Val<'b>)) {
+    b.for_(first, b.u32(items), stride, &[], |i, _| {
         body(i);
         vec![]
     });

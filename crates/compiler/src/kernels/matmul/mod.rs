@@ -1,0 +1,239 @@
+//! Tiled products for prompts: `[select rows] · W [+ bias]`, with residual or gated-unit epilogues, more than 8 rows.
+//!
+//! ```text
+//! for each unit of 32 columns:  W[features] ─decode─► shared ┐
+//!                               x[rows]     ─copy───► shared ┴─► products of a tile   (fma | matrices)
+//! tile sums ─[act(gate) · up]─[+ bias]─[+ residual]─► y[rows][features]                (epilogue)
+//! ```
+//!
+//! A tile is `features × rows` of the result. Columns are always added in the same order, whatever the tile and its
+//! place: a row's result does not depend on its batch.
+
+mod fma;
+mod matrices;
+mod stage;
+
+use super::args::{Args, single};
+use super::{dot, matvec};
+use crate::select::Finder;
+use crate::template::{Ctx, Emission, Operand, Template};
+use crate::{CompileError, Region};
+use stage::Stage;
+use zinc_ir::graph::{NodeId, Op, Weight};
+use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::plan::{ActPrecision, Input};
+
+pub(super) static MATMUL: Template = Template {
+    name: "matmul",
+    summary: "[select rows] · W [+ bias], many rows",
+    fused: false,
+    matches: match_plain,
+    emit,
+};
+
+pub(super) static RESIDUAL: Template = Template {
+    name: "matmul_residual",
+    summary: "x · W [+ bias] + residual, many rows",
+    fused: true,
+    matches: match_residual,
+    emit,
+};
+
+pub(super) static GLU: Template = Template {
+    name: "matmul_glu",
+    summary: "x · (gate, up) and the gated unit, many rows",
+    fused: true,
+    matches: match_glu,
+    emit,
+};
+
+/// The weight and input of a product that tiles can do.
+fn product<'a>(f: &Finder<'a>, node: NodeId) -> Option<(&'a Weight, NodeId)> {
+    let Op::MatMul { x, weight } = *f.op(node) else { return None };
+    let weight = f.ctx.graph.weight_of(weight);
+    dot::supported(weight).then_some((weight, x))
+}
+
+/// Draws a row selection in front of the products in `nodes` into them.
+fn match_select(f: &Finder<'_>, x: NodeId, nodes: &mut Vec<NodeId>) {
+    if f.ctx.choices.fuse && matches!(f.op(x), Op::SelectRows { .. }) && f.private(x, nodes) {
+        nodes.push(x);
+    }
+}
+
+fn match_plain(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    if f.few_rows(node) {
+        return None;
+    }
+    let mut nodes = vec![];
+    let at = if f.ctx.choices.fuse { matvec::match_product(f, node, &mut nodes)? } else { node };
+    let (_, x) = product(f, at)?;
+    nodes.push(at);
+    match_select(f, x, &mut nodes);
+    Some(nodes)
+}
+
+fn match_residual(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let Op::Add { b, .. } = *f.op(node) else { return None };
+    if f.few_rows(node) || !f.private(b, &[node]) {
+        return None;
+    }
+    let mut nodes = vec![node];
+    let at = matvec::match_product(f, b, &mut nodes)?;
+    product(f, at)?;
+    Some(nodes)
+}
+
+/// Gate and up of one format share the staged inputs; of two formats they are two products.
+fn match_glu(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let Op::Glu { gate, up, .. } = *f.op(node) else { return None };
+    if f.few_rows(node) || gate == up || !f.private(gate, &[node]) || !f.private(up, &[node]) {
+        return None;
+    }
+    let ((w, x), (other, same)) = (product(f, gate)?, product(f, up)?);
+    (w.format == other.format && x == same).then(|| vec![node, gate, up])
+}
+
+/// The size of a product: `features × columns` times `rows` inputs, `sets` weights of that size.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    features: u32,
+    rows: u32,
+    cols: u32,
+    sets: u32,
+}
+
+fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let parts = matvec::parts(ctx, region);
+    let out = region.last();
+    let weight = ctx.graph.weight_of(parts.products[0]);
+    let sets = parts.products.len() as u32;
+    let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets };
+    let plan = Way::choose(ctx, size).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
+    let format = weight.format.name.to_lowercase();
+    let name =
+        format!("{}_{format}_{}x{}x{}_{}", region.template.name, size.features, size.cols, size.rows, plan.name());
+    let grid = plan.grid(size);
+    Ok(single(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
+        let stage = Stage {
+            weight,
+            size,
+            features: plan.features(),
+            rows: plan.rows(),
+            lanes: plan.lanes(ctx),
+            first_feature: b.tile(0) * plan.features(),
+            first_row: b.tile(1) * plan.rows(),
+            x: args.read("x", Operand::Value(parts.source.x)),
+            picks: parts.source.select.then(|| args.read("outputs", Operand::Input(Input::Outputs))),
+            bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
+        };
+        let end = Epilogue::new(ctx, args, &parts, out, size, [stage.features, stage.rows]);
+        match &plan {
+            Way::Fma(tile) => fma::body(b, tile, &stage, &end),
+            Way::Matrices(tile) => matrices::body(b, tile, &stage, &end),
+        }
+    }))
+}
+
+/// How a product is computed.
+enum Way {
+    Fma(fma::Tile),
+    Matrices(matrices::Tile),
+}
+
+impl Way {
+    /// Matrices where inputs may be rounded to halves and the device has them; else the tile that fills the device.
+    fn choose(ctx: &Ctx<'_>, size: Size) -> Option<Way> {
+        let halves = ctx.choices.act != ActPrecision::F32;
+        let matrices = (halves && ctx.choices.matrices).then(|| matrices::Tile::choose(ctx.caps, size)).flatten();
+        matrices.map(Way::Matrices).or_else(|| fma::Tile::choose(ctx.caps, size).map(Way::Fma))
+    }
+    fn features(&self) -> u32 {
+        match self {
+            Way::Fma(t) => t.features(),
+            Way::Matrices(t) => t.features(),
+        }
+    }
+    fn rows(&self) -> u32 {
+        match self {
+            Way::Fma(t) => t.rows(),
+            Way::Matrices(t) => t.rows(),
+        }
+    }
+    fn lanes(&self, ctx: &Ctx<'_>) -> u32 {
+        match self {
+            Way::Fma(t) => t.lanes(),
+            Way::Matrices(t) => t.subgroups() * ctx.caps.subgroup_size,
+        }
+    }
+    fn name(&self) -> String {
+        let form = if matches!(self, Way::Fma(_)) { "fma" } else { "matrices" };
+        format!("{form}_{}x{}", self.features(), self.rows())
+    }
+    fn grid(&self, size: Size) -> [u32; 3] {
+        [size.features.div_ceil(self.features()), size.rows.div_ceil(self.rows()), 1]
+    }
+}
+
+/// Time of a launch in units of one lane's multiply-add per column: how often the device must be filled, times the
+/// work of a lane (`each` sums, each column costing `loads` wide shared loads too).
+fn cost(parallel_tiles: u32, tiles: u32, lanes: u32, each: u32, loads: u32) -> u32 {
+    let at_once = (parallel_tiles.max(1) * 256 / lanes).max(1);
+    tiles.div_ceil(at_once).saturating_mul(each + loads)
+}
+
+/// What happens to finished sums.
+struct Epilogue<'b> {
+    activation: Option<zinc_ir::graph::Activation>,
+    bias: Option<Val<'b>>,
+    residual: Option<Val<'b>>,
+    y: Val<'b>,
+    size: Size,
+    /// Tiles may reach beyond the last feature or row.
+    ragged: [bool; 2],
+}
+
+impl<'b> Epilogue<'b> {
+    fn new(
+        ctx: &Ctx<'_>,
+        args: &Args<'b>,
+        parts: &matvec::Parts,
+        out: NodeId,
+        size: Size,
+        [features, rows]: [u32; 2],
+    ) -> Epilogue<'b> {
+        debug_assert!(parts.source.norm.is_none() && ctx.rows(out) == size.rows);
+        Epilogue {
+            activation: parts.activation,
+            bias: parts.bias.map(|w| args.read("bias", Operand::Weight(w))),
+            residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
+            y: args.write("y", Operand::Value(out)),
+            size,
+            ragged: [!size.features.is_multiple_of(features), !size.rows.is_multiple_of(rows)],
+        }
+    }
+
+    /// Finishes and stores the sum of `feature` and `row`, one per weight, if the place exists.
+    fn store(&self, b: &'b Builder, feature: Val<'b>, row: Val<'b>, sums: &[Val<'b>]) {
+        let inside = match self.ragged {
+            [false, false] => b.bool(true),
+            [true, false] => feature.lt(self.size.features),
+            [false, true] => row.lt(self.size.rows),
+            [true, true] => feature.lt(self.size.features) & row.lt(self.size.rows),
+        };
+        b.if_(inside, || {
+            let at = (row * self.size.features + feature) * 4;
+            let mut value = match self.activation {
+                Some(act) => matvec::activate(act, sums[0]) * sums[1],
+                None => sums[0],
+            };
+            if let Some(bias) = self.bias {
+                value = value + b.load(Type::F32, bias, feature * 4, 4);
+            }
+            if let Some(residual) = self.residual {
+                value = value + b.load(Type::F32, residual, at, 4);
+            }
+            b.store(self.y, at, value, 4);
+        });
+    }
+}
