@@ -1,9 +1,13 @@
 //! The conformance suite: the same cases on the kernel interpreter, the CPU and Vulkan.
 
+mod batches;
+mod cases;
 mod drive;
 mod fixture;
 mod interpreted;
 
+pub use batches::{batch_equals_solo, greedy_equals_reference};
+pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use drive::{Chunk, Driver};
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};

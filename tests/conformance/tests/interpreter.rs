@@ -1,69 +1,67 @@
-//! The generated kernels in the interpreter: every access checked, against transformers' logits.
+//! The generated kernels in the interpreter: every access checked, against independent implementations.
 
 use zinc_compiler::Choices;
-use zinc_conformance::{Driver, Fixture, InterpretedDevice, distance, gpu_caps};
-use zinc_ir::plan::KvType;
+use zinc_conformance::{
+    FORMATS, InterpretedDevice, architecture, batch_equals_solo, format, gpu_caps, greedy_equals_reference,
+};
+use zinc_ir::plan::{ActPrecision, KvType};
 
-fn check(path: &str, subgroup: u32, piece: usize, choices: Choices) {
-    let f = Fixture::open(path);
-    let mut device = InterpretedDevice::new(gpu_caps(subgroup), 7);
-    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F32, choices, 1, 64);
-    let got = driver.logits(&f.prompt, piece);
-    let d = distance(&f.floats("logits_hf"), &got, 512);
-    println!("{path}, subgroups of {subgroup}, {piece} rows a step: {d:?}");
-    assert!(d.max < 1e-3 && d.kl < 1e-8, "{path}: {d:?}");
+fn device(subgroup: u32) -> InterpretedDevice {
+    InterpretedDevice::new(gpu_caps(subgroup), 7 + subgroup as u64)
 }
+
+fn choices(act: ActPrecision) -> Choices {
+    Choices { act, ..Choices::default() }
+}
+
+const F32: ActPrecision = ActPrecision::F32;
 
 #[test]
 fn llama_few_rows() {
-    check("arch/llama", 8, 4, Choices::default());
+    architecture(&mut device(8), "llama", choices(F32), KvType::F32, 4);
 }
 
 #[test]
 fn llama_single_rows() {
-    check("arch/llama", 32, 1, Choices::default());
+    architecture(&mut device(32), "llama", choices(F32), KvType::F16, 1);
 }
 
 #[test]
 fn llama_unfused() {
-    check("arch/llama", 4, 8, Choices { fuse: false, ..Choices::default() });
+    architecture(&mut device(4), "llama", Choices { fuse: false, ..Choices::default() }, KvType::F32, 8);
 }
 
 #[test]
 fn qwen2() {
-    check("arch/qwen2", 16, 3, Choices::default());
+    architecture(&mut device(16), "qwen2", choices(F32), KvType::F32, 3);
 }
 
 #[test]
 fn qwen3() {
-    check("arch/qwen3", 64, 2, Choices::default());
+    architecture(&mut device(64), "qwen3", choices(F32), KvType::F32, 2);
 }
 
 #[test]
 fn gemma3() {
-    check("arch/gemma3", 32, 4, Choices::default());
+    architecture(&mut device(32), "gemma3", choices(F32), KvType::F32, 4);
 }
 
 /// Every block format, with F32 and with 8-bit activations.
 #[test]
 fn formats() {
-    use zinc_ir::plan::ActPrecision::{F32, Q8};
-    let formats = ["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"];
-    for (i, format) in formats.into_iter().enumerate() {
-        let f = Fixture::open(&format!("quant/{format}"));
+    for (i, name) in FORMATS.iter().enumerate() {
         let subgroup = [4, 8, 16, 32, 64][i % 5];
-        for act in [F32, Q8] {
-            let mut device = InterpretedDevice::new(gpu_caps(subgroup), i as u64);
-            let choices = Choices { act, ..Choices::default() };
-            let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F32, choices, 1, 32);
-            let prompt = &f.prompt[..4];
-            let got = driver.logits(prompt, 2);
-            let d = distance(&f.floats("logits_dequant_f32")[..got.len()], &got, 320);
-            println!("{format} {act:?}, subgroups of {subgroup}: {d:?}");
-            match act {
-                Q8 => assert!(d.kl < 5e-3 && d.max < 1.0, "{format} {act:?}: {d:?}"),
-                _ => assert!(d.max < 1e-3, "{format} {act:?}: {d:?}"),
-            }
-        }
+        format(&mut device(subgroup), name, choices(F32), 2, 4);
+        format(&mut device(subgroup), name, choices(ActPrecision::Q8), 2, 4);
     }
+}
+
+#[test]
+fn a_batch_gives_each_sequence_its_own_tokens() {
+    batch_equals_solo(&mut device(32), "arch/qwen3");
+}
+
+#[test]
+fn greedy() {
+    greedy_equals_reference(&mut device(32), "arch/llama", Choices::default(), KvType::F32, 8);
 }

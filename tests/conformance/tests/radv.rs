@@ -59,7 +59,10 @@ fn no_kernel_spills() {
     let kernels: Vec<Kernel> = kernels.into_values().collect();
     let stats = zinc_vulkan::compile_only(device.index, &kernels, false).expect("every kernel compiles");
     println!("{driver}: {} kernels on {}", stats.len(), device.name);
-    println!("{:<64} {:>5} {:>5} {:>6} {:>9} {:>8} {:>8}", "kernel", "VGPR", "SGPR", "spills", "occupancy", "LDS", "cycles");
+    println!(
+        "{:<64} {:>5} {:>5} {:>6} {:>9} {:>8} {:>8}",
+        "kernel", "VGPR", "SGPR", "spills", "occupancy", "LDS", "cycles"
+    );
     let show = |v: Option<u64>| v.map_or("?".to_string(), |v| v.to_string());
     let mut spilled = vec![];
     for s in &stats {

@@ -1,7 +1,7 @@
 //! Several sequences in one batch, ragged, joining and leaving between steps: each gets the tokens it gets alone.
 
+use crate::{Chunk, Driver, Fixture};
 use zinc_compiler::Choices;
-use zinc_conformance::{Chunk, Driver, Fixture, InterpretedDevice, gpu_caps};
 use zinc_ir::device::Device;
 use zinc_ir::plan::KvType;
 
@@ -50,19 +50,17 @@ fn together(device: &mut dyn Device, f: &Fixture, prompts: &[&[u32]], count: usi
     answers
 }
 
-#[test]
-fn a_batch_gives_each_sequence_its_own_tokens() {
-    let f = Fixture::open("arch/qwen3");
+/// Three ragged sequences of a model, alone and together.
+pub fn batch_equals_solo(device: &mut dyn Device, path: &str) {
+    let f = Fixture::open(path);
     let prompts: [&[u32]; 3] = [&f.prompt[..7], &f.prompt[3..5], &f.prompt[8..17]];
-    let mut device = InterpretedDevice::new(gpu_caps(32), 3);
-    let expected = alone(&mut device, &f, &prompts, 5);
-    assert_eq!(together(&mut device, &f, &prompts, 5), expected);
+    let expected = alone(device, &f, &prompts, 5);
+    assert_eq!(together(device, &f, &prompts, 5), expected, "{path}");
 }
 
-#[test]
-fn greedy_equals_transformers() {
-    let f = Fixture::open("arch/llama");
-    let mut device = InterpretedDevice::new(gpu_caps(32), 3);
-    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F32, Choices::default(), 1, 64);
-    assert_eq!(driver.greedy(&f.prompt, 8, 16), f.ids("greedy"));
+/// The greedy continuation of a fixture's prompt is transformers'.
+pub fn greedy_equals_reference(device: &mut dyn Device, path: &str, choices: Choices, kv: KvType, piece: usize) {
+    let f = Fixture::open(path);
+    let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
+    assert_eq!(driver.greedy(&f.prompt, piece, 16), f.ids("greedy"), "{path}");
 }

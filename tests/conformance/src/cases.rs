@@ -1,0 +1,56 @@
+//! The cases: tiny models with reference logits, and how near a device has to come.
+
+use crate::{Distance, Driver, Fixture, distance};
+use zinc_compiler::Choices;
+use zinc_ir::device::Device;
+use zinc_ir::plan::{ActPrecision, KvType};
+
+/// Fixtures of `tests/data/arch`, each with the largest difference that llama.cpp, with its F16 inputs of products,
+/// has from transformers.
+pub const ARCHITECTURES: &[(&str, f32)] = &[
+    ("llama", 1.2e-2),
+    ("llama_linear", 6.3e-3),
+    ("qwen2", 6.8e-3),
+    ("qwen2_yarn", 9.8e-3),
+    ("qwen3", 9.6e-3),
+    ("gemma3", 1.7e-2),
+];
+
+/// Fixtures of `tests/data/quant` that are whole models.
+pub const FORMATS: &[&str] = &["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"];
+
+/// Largest allowed difference and mean divergence for a precision; `f16` is a reference implementation's own error.
+fn limits(act: ActPrecision, kv: KvType, f16: f32) -> Distance {
+    match (act, kv) {
+        (ActPrecision::F32, KvType::F32) => Distance { max: 1e-3, kl: 1e-8 },
+        (ActPrecision::Q8, _) => Distance { max: 2.0, kl: 5e-3 },
+        _ => Distance { max: 3.0 * f16, kl: 5e-5 },
+    }
+}
+
+fn judge(what: &str, got: Distance, limit: Distance) {
+    println!("{what}: max {:.1e}, KL {:.1e}", got.max, got.kl);
+    assert!(got.max < limit.max && got.kl < limit.kl, "{what}: {got:?}, allowed {limit:?}");
+}
+
+/// All positions of an architecture's prompt, `piece` rows a step, against transformers.
+pub fn architecture(device: &mut dyn Device, name: &str, choices: Choices, kv: KvType, piece: usize) {
+    let f16 = ARCHITECTURES.iter().find(|a| a.0 == name).expect("a listed architecture").1;
+    let f = Fixture::open(&format!("arch/{name}"));
+    let label = format!("{name}, {:?}, KV {kv:?}, {piece} rows a step, {}", choices.act, device.description());
+    let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
+    let got = driver.logits(&f.prompt, piece);
+    judge(&label, distance(&f.floats("logits_hf"), &got, 512), limits(choices.act, kv, f16));
+}
+
+/// The first `rows` positions of a weight format's prompt, against llama.cpp on the dequantized file.
+pub fn format(device: &mut dyn Device, name: &str, choices: Choices, piece: usize, rows: usize) {
+    let f = Fixture::open(&format!("quant/{name}"));
+    let label = format!("{name}, {:?}, {piece} rows a step, {}", choices.act, device.description());
+    let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, choices, 1, 64);
+    let got = driver.logits(&f.prompt[..rows], piece);
+    let expected = &f.floats("logits_dequant_f32")[..got.len()];
+    let limit = limits(choices.act, KvType::F32, 1.2e-2);
+    // No figure of divergence is known for F32 here beyond the largest difference.
+    judge(&label, distance(expected, &got, 320), Distance { kl: limit.kl.max(1e-6), ..limit });
+}
