@@ -5,11 +5,12 @@
 //! ```
 
 use super::super::inst::*;
+use super::FaultKind;
+use super::access::SharedArray;
 use super::arith::{self, Column};
 use super::lower::{Program, Step};
-use super::memory::{self, Memory};
-use super::races::{self, Conflict, How, Shadow, Who};
-use super::{FaultKind, matrix};
+use super::memory::Memory;
+use super::races::{Shadow, Who};
 use std::cell::Cell;
 
 /// A fault with the place that the launch adds to it.
@@ -37,8 +38,8 @@ pub(super) struct Subgroup {
     pub(super) frames: Vec<u128>,
     pub(super) pc: usize,
     pub(super) pause: Pause,
-    columns: Vec<u64>,
-    matrices: Vec<Vec<u64>>,
+    pub(super) columns: Vec<u64>,
+    pub(super) matrices: Vec<Vec<u64>>,
 }
 
 impl Subgroup {
@@ -94,7 +95,7 @@ fn full(lanes: u32) -> u128 {
     u128::MAX >> (128 - lanes)
 }
 
-fn lanes_of(mut mask: u128) -> impl Iterator<Item = usize> {
+pub(super) fn lanes_of(mut mask: u128) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lane = mask.trailing_zeros();
         (lane < 128).then(|| {
@@ -102,22 +103,6 @@ fn lanes_of(mut mask: u128) -> impl Iterator<Item = usize> {
             lane as usize
         })
     })
-}
-
-/// A shared array. Marks of earlier tiles are told apart by their tile, so nothing is cleared between tiles.
-pub(super) struct SharedArray {
-    values: Vec<u64>,
-    marks: Vec<(u32, bool, races::Cell)>,
-}
-
-impl SharedArray {
-    pub(super) fn new(array: &Shared) -> SharedArray {
-        let len = array.len as usize;
-        SharedArray {
-            values: vec![0; len * array.ty.lanes() as usize],
-            marks: vec![(u32::MAX, false, races::Cell::NEW); len],
-        }
-    }
 }
 
 /// What the subgroups of a tile share.
@@ -134,30 +119,30 @@ pub(super) struct Machine<'k, 'm> {
 }
 
 /// One operation on one subgroup: the operands as columns.
-struct Frame<'a> {
-    program: &'a Program<'a>,
-    cells: &'a Column,
-    lanes: usize,
-    first: u32,
-    mask: u128,
+pub(super) struct Frame<'a> {
+    pub(super) program: &'a Program<'a>,
+    pub(super) cells: &'a Column,
+    pub(super) lanes: usize,
+    pub(super) first: u32,
+    pub(super) mask: u128,
 }
 
 impl<'a> Frame<'a> {
-    fn kernel(&self) -> &'a Kernel {
+    pub(super) fn kernel(&self) -> &'a Kernel {
         self.program.kernel
     }
-    fn column(&self, v: Value) -> &'a Column {
+    pub(super) fn column(&self, v: Value) -> &'a Column {
         let start = self.program.place(v) * self.lanes;
         &self.cells[start..start + self.kernel().ty(v).lanes() as usize * self.lanes]
     }
-    fn scalar(&self, v: Value) -> Scalar {
+    pub(super) fn scalar(&self, v: Value) -> Scalar {
         self.kernel().ty(v).scalar().unwrap_or(Scalar::U32)
     }
-    fn stop(&self, lane: usize, kind: FaultKind) -> Stop {
+    pub(super) fn stop(&self, lane: usize, kind: FaultKind) -> Stop {
         Stop { at: None, lane: self.first + lane as u32, kind }
     }
     /// Copies `from` to `to` in the active lanes.
-    fn copy(&self, from: Value, to: Value) {
+    pub(super) fn copy(&self, from: Value, to: Value) {
         let (from, to) = (self.column(from), self.column(to));
         for start in (0..from.len()).step_by(self.lanes) {
             for lane in lanes_of(self.mask) {
@@ -227,356 +212,8 @@ impl Machine<'_, '_> {
         }
     }
 
-    fn who(&self, frame: &Frame, lane: usize) -> Who {
+    pub(super) fn who(&self, frame: &Frame, lane: usize) -> Who {
         Who { tile: self.tile, interval: self.interval, lane: frame.first + lane as u32 }
-    }
-
-    // ---- control ------------------------------------------------------------------------------------------
-
-    fn control(&mut self, s: &mut Subgroup, step: Step) -> Result<(), Stop> {
-        match step {
-            Step::If { at, otherwise } => {
-                let Op::If { cond, .. } = self.program.kernel.op(at) else { return Ok(()) };
-                s.frames.push(s.mask);
-                s.mask &= self.held(s, *cond);
-                if s.mask == 0 {
-                    s.pc = otherwise as usize;
-                }
-            }
-            Step::Else { at, end } => {
-                let Op::If { cond, then_yield, results, .. } = self.program.kernel.op(at) else { return Ok(()) };
-                self.assign(s, then_yield, results);
-                s.mask = s.frames.last().copied().unwrap_or(0) & !self.held(s, *cond);
-                if s.mask == 0 {
-                    s.pc = end as usize;
-                }
-            }
-            Step::EndIf { at } => {
-                let Op::If { else_yield, results, .. } = self.program.kernel.op(at) else { return Ok(()) };
-                self.assign(s, else_yield, results);
-                s.mask = s.frames.pop().unwrap_or(0);
-            }
-            Step::For { at } => {
-                let Op::For { start, index, init, carried, .. } = self.program.kernel.op(at) else { return Ok(()) };
-                s.frames.push(s.mask);
-                self.assign(s, &[*start], &[*index]);
-                self.assign(s, init, carried);
-            }
-            Step::Test { at, end } => return self.test(s, at, end as usize),
-            Step::Next { at, test } => {
-                let Op::For { step, index, carried, body_yield, .. } = self.program.kernel.op(at) else {
-                    return Ok(());
-                };
-                self.assign(s, body_yield, carried);
-                let frame = self.frame(s);
-                let (index, step) = (frame.column(*index), frame.column(*step));
-                for lane in lanes_of(frame.mask) {
-                    index[lane].set(index[lane].get() + step[lane].get());
-                }
-                s.pc = test as usize;
-            }
-            Step::EndFor { at } => {
-                let Op::For { carried, results, .. } = self.program.kernel.op(at) else { return Ok(()) };
-                s.mask = s.frames.pop().unwrap_or(0);
-                self.assign(s, carried, results);
-            }
-            Step::Op(_) | Step::Barrier(_) => {}
-        }
-        Ok(())
-    }
-
-    fn frame<'a>(&'a self, s: &'a mut Subgroup) -> Frame<'a> {
-        Frame {
-            program: self.program,
-            cells: Cell::from_mut(&mut s.columns[..]).as_slice_of_cells(),
-            lanes: self.program.kernel.subgroup_size as usize,
-            first: s.first,
-            mask: s.mask,
-        }
-    }
-
-    /// Lanes (active or not) where `cond` holds.
-    fn held(&self, s: &mut Subgroup, cond: Value) -> u128 {
-        let frame = self.frame(s);
-        let column = frame.column(cond);
-        column.iter().enumerate().fold(0, |mask, (lane, c)| mask | (c.get() as u128 & 1) << lane)
-    }
-
-    fn test(&mut self, s: &mut Subgroup, at: Value, exit: usize) -> Result<(), Stop> {
-        let Op::For { index, end, step, .. } = self.program.kernel.op(at) else { return Ok(()) };
-        let frame = self.frame(s);
-        let (index, end, step) = (frame.column(*index), frame.column(*end), frame.column(*step));
-        let mut mask = 0u128;
-        for lane in lanes_of(frame.mask) {
-            let (end, step) = (end[lane].get(), step[lane].get());
-            if index[lane].get() < end {
-                if step == 0 || end + step > u32::MAX as u64 {
-                    let kind = FaultKind::LoopBounds { end: end as u32, step: step as u32 };
-                    return Err(Stop { at: Some(at), ..frame.stop(lane, kind) });
-                }
-                mask |= 1 << lane;
-            }
-        }
-        s.mask = mask;
-        if mask == 0 {
-            s.pc = exit;
-        }
-        Ok(())
-    }
-
-    /// `to = from` in the active lanes, all at once: a value may be on both sides.
-    fn assign(&self, s: &mut Subgroup, from: &[Value], to: &[Value]) {
-        if s.mask == 0 || from.is_empty() {
-            return;
-        }
-        let overlap = from.iter().enumerate().any(|(i, f)| to.iter().position(|t| t == f).is_some_and(|j| j < i));
-        let kernel = self.program.kernel;
-        let mut matrices = vec![];
-        for f in from {
-            if matches!(kernel.ty(*f), Type::Matrix(_)) {
-                matrices.push(s.matrices[self.program.place(*f)].clone());
-            }
-        }
-        let mut matrices = matrices.into_iter();
-        for t in to {
-            if matches!(kernel.ty(*t), Type::Matrix(_)) {
-                s.matrices[self.program.place(*t)] = matrices.next().unwrap_or_default();
-            }
-        }
-        let frame = self.frame(s);
-        let vectors = from.iter().zip(to).filter(|(f, _)| matches!(kernel.ty(**f), Type::Vec(..)));
-        if overlap {
-            let saved: Vec<Vec<u64>> =
-                vectors.clone().map(|(f, _)| frame.column(*f).iter().map(Cell::get).collect()).collect();
-            for ((_, t), saved) in vectors.zip(saved) {
-                let column = frame.column(*t);
-                for start in (0..column.len()).step_by(frame.lanes) {
-                    lanes_of(frame.mask).for_each(|lane| column[start + lane].set(saved[start + lane]));
-                }
-            }
-        } else {
-            vectors.for_each(|(f, t)| frame.copy(*f, *t));
-        }
-    }
-
-    // ---- memory -------------------------------------------------------------------------------------------
-
-    fn global(&mut self, frame: &Frame, v: Value) -> Result<(), Stop> {
-        let kernel = frame.kernel();
-        let (base, offset, imm, align, value, how) = match kernel.op(v) {
-            Op::Load { base, offset, imm, align, read_only } => {
-                (base, offset, *imm, *align, None, if *read_only { How::ReadOnly } else { How::Read })
-            }
-            Op::Store { base, offset, imm, align, value } => (base, offset, *imm, *align, Some(*value), How::Write),
-            Op::AtomicAdd { base, offset, value } => (base, offset, 0, 4, Some(*value), How::Atomic),
-            _ => return Ok(()),
-        };
-        let ty = value.map_or(kernel.ty(v), |value| kernel.ty(value));
-        let element = ty.scalar().map_or(1, Scalar::bytes) as usize;
-        let (base, offset) = (frame.column(*base), frame.column(*offset));
-        for lane in lanes_of(frame.mask) {
-            let fail = |kind| frame.stop(lane, kind);
-            // Wrapping would need a base near 2^64, where nothing can be bound.
-            let address = base[lane].get().wrapping_add(offset[lane].get()).wrapping_add(imm as u64);
-            let at = self.locate(address, ty.bytes(), align as u32).map_err(fail)?;
-            let who = self.who(frame, lane);
-            match how {
-                How::Read | How::ReadOnly => {
-                    self.touch(at, ty.bytes(), who, how).map_err(fail)?;
-                    let bytes = self.memory.read(at, ty.bytes() as usize).map_err(fail)?;
-                    let column = frame.column(v);
-                    for (i, bytes) in bytes.chunks_exact(element).enumerate() {
-                        column[i * frame.lanes + lane].set(memory::get(bytes));
-                    }
-                }
-                How::Write => {
-                    let column = value.map(|value| frame.column(value)).unwrap_or_default();
-                    let bytes = self.memory.write(at, ty.bytes() as usize).map_err(fail)?;
-                    for (i, bytes) in bytes.chunks_exact_mut(element).enumerate() {
-                        memory::put(bytes, column[i * frame.lanes + lane].get());
-                    }
-                    self.touch(at, ty.bytes(), who, how).map_err(fail)?;
-                }
-                How::Atomic => {
-                    let old = memory::get(self.memory.read(at, 4).map_err(fail)?);
-                    let addend = value.map_or(0, |value| frame.column(value)[lane].get());
-                    let bytes = self.memory.write(at, 4).map_err(fail)?;
-                    memory::put(bytes, old.wrapping_add(addend));
-                    self.touch(at, 4, who, how).map_err(fail)?;
-                    frame.column(v)[lane].set(old);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn locate(&mut self, address: u64, bytes: u32, align: u32) -> Result<(usize, usize), FaultKind> {
-        let at = self.memory.find(address, bytes)?;
-        if !address.is_multiple_of(align as u64) {
-            return Err(FaultKind::Misaligned { address, align });
-        }
-        Ok(at)
-    }
-
-    fn touch(&mut self, at: (usize, usize), bytes: u32, who: Who, how: How) -> Result<(), FaultKind> {
-        match &mut self.shadow {
-            Some(shadow) => shadow.touch(self.memory, at, bytes, who, how),
-            None => Ok(()),
-        }
-    }
-
-    fn shared(&mut self, frame: &Frame, v: Value) -> Result<(), Stop> {
-        let (array, index, value) = match frame.kernel().op(v) {
-            Op::SharedLoad { array, index } => (*array, index, None),
-            Op::SharedStore { array, index, value } => (*array, index, Some(frame.column(*value))),
-            _ => return Ok(()),
-        };
-        let index = frame.column(*index);
-        for lane in lanes_of(frame.mask) {
-            let element = index[lane].get();
-            let how = if value.is_some() { How::Write } else { How::Read };
-            let who = self.who(frame, lane);
-            let values = self.element(array, element, who, how).map_err(|kind| frame.stop(lane, kind))?;
-            match value {
-                None => {
-                    let column = frame.column(v);
-                    values.iter().enumerate().for_each(|(i, x)| column[i * frame.lanes + lane].set(*x));
-                }
-                Some(column) => {
-                    values.iter_mut().enumerate().for_each(|(i, x)| *x = column[i * frame.lanes + lane].get());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The scalars of a shared element, after all checks.
-    fn element(&mut self, array: u32, index: u64, who: Who, how: How) -> Result<&mut [u64], FaultKind> {
-        let declared = &self.program.kernel.shared[array as usize];
-        let name = || declared.name.clone();
-        if index >= declared.len as u64 {
-            return Err(FaultKind::SharedOutOfBounds { array: name(), index, len: declared.len });
-        }
-        let state = &mut self.shared[array as usize];
-        let (tile, written, cell) = &mut state.marks[index as usize];
-        if *tile != self.tile {
-            (*tile, *written, *cell) = (self.tile, false, races::Cell::NEW);
-        }
-        if self.shadow.is_some()
-            && let Err(Conflict::Race(other)) = cell.touch(who, how)
-        {
-            return Err(FaultKind::SharedRace { array: name(), index, other });
-        }
-        match how {
-            How::Write => *written = true,
-            _ if !*written => return Err(FaultKind::SharedUninitialised { array: name(), index }),
-            _ => {}
-        }
-        let n = declared.ty.lanes() as usize;
-        Ok(&mut state.values[index as usize * n..][..n])
-    }
-
-    // ---- matrices -----------------------------------------------------------------------------------------
-
-    fn matrix(&mut self, frame: &Frame, matrices: &mut [Vec<u64>], v: Value) -> Result<(), Stop> {
-        let kernel = frame.kernel();
-        let place = |v: &Value| frame.program.place(*v);
-        let shape = |v: &Value| match kernel.ty(*v) {
-            Type::Matrix(m) => m,
-            _ => MatrixType { scalar: Scalar::F32, rows: 0, cols: 0, usage: MatrixUse::Acc },
-        };
-        let result = match kernel.op(v) {
-            Op::MatrixSplat(x) => {
-                let m = shape(&v);
-                vec![self.uniform(frame, *x, "element")?; m.rows as usize * m.cols as usize]
-            }
-            Op::MatrixMulAdd(a, b, c) => {
-                let types = [shape(a), shape(b), shape(c)];
-                matrix::mul_add(types, &matrices[place(a)], &matrices[place(b)], &matrices[place(c)])
-            }
-            Op::Convert(a) => matrix::convert(shape(a).scalar, shape(&v).scalar, &matrices[place(a)]),
-            Op::MatrixLoad { memory, stride, column_major } => {
-                let m = shape(&v);
-                let mut elements = vec![0; m.rows as usize * m.cols as usize];
-                self.transfer(frame, memory, *stride, *column_major, m, &mut elements, How::Read)?;
-                elements
-            }
-            Op::MatrixStore { memory, stride, column_major, value } => {
-                let m = shape(value);
-                let elements = &mut matrices[place(value)];
-                return self.transfer(frame, memory, *stride, *column_major, m, elements, How::Write);
-            }
-            _ => return Ok(()),
-        };
-        matrices[place(&v)] = result;
-        Ok(())
-    }
-
-    fn uniform(&self, frame: &Frame, v: Value, what: &'static str) -> Result<u64, Stop> {
-        let column = frame.column(v);
-        let first = column[0].get();
-        match column.iter().position(|c| c.get() != first) {
-            Some(lane) => Err(frame.stop(lane, FaultKind::NotUniform(what))),
-            None => Ok(first),
-        }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn transfer(
-        &mut self,
-        frame: &Frame,
-        memory: &MatrixMemory,
-        stride: Value,
-        column_major: bool,
-        m: MatrixType,
-        elements: &mut [u64],
-        how: How,
-    ) -> Result<(), Stop> {
-        let fail = |kind| frame.stop(0, kind);
-        let stride = self.uniform(frame, stride, "stride")?;
-        let who = Who { lane: Who::UNKNOWN_LANE, ..self.who(frame, 0) };
-        let size = m.scalar.bytes();
-        let line_bytes = if column_major { m.rows } else { m.cols } as u32 * size;
-        // What VK_KHR_cooperative_matrix asks of pointer and stride.
-        let align = if line_bytes.is_power_of_two() { line_bytes.min(16) } else { size };
-        match memory {
-            MatrixMemory::Global { base, offset } => {
-                let base = self.uniform(frame, *base, "base")?;
-                let base = base.wrapping_add(self.uniform(frame, *offset, "offset")?);
-                for (line, first, step, count) in matrix::lines(m, column_major) {
-                    let address = base.wrapping_add(line * stride * size as u64);
-                    let at = self.locate(address, line_bytes, align).map_err(fail)?;
-                    let line = elements.iter_mut().skip(first).step_by(step).take(count);
-                    if how == How::Write {
-                        let bytes = self.memory.write(at, line_bytes as usize).map_err(fail)?;
-                        bytes.chunks_exact_mut(size as usize).zip(line).for_each(|(b, x)| memory::put(b, *x));
-                        self.touch(at, line_bytes, who, how).map_err(fail)?;
-                    } else {
-                        self.touch(at, line_bytes, who, how).map_err(fail)?;
-                        let bytes = self.memory.read(at, line_bytes as usize).map_err(fail)?;
-                        bytes.chunks_exact(size as usize).zip(line).for_each(|(b, x)| *x = memory::get(b));
-                    }
-                }
-            }
-            MatrixMemory::Shared { array, index } => {
-                let start = self.uniform(frame, *index, "index")?;
-                for (line, first, step, count) in matrix::lines(m, column_major) {
-                    let begin = start + line * stride;
-                    if !(begin * size as u64).is_multiple_of(align as u64) {
-                        return Err(fail(FaultKind::Misaligned { address: begin * size as u64, align }));
-                    }
-                    for (i, x) in elements.iter_mut().skip(first).step_by(step).take(count).enumerate() {
-                        let element = self.element(*array, begin + i as u64, who, how).map_err(fail)?;
-                        if how == How::Write {
-                            element[0] = *x;
-                        } else {
-                            *x = element[0];
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -7,9 +7,9 @@ use super::super::verify::VerifyError;
 #[error("kernel {kernel}, tile {tile:?}, lane {lane}{}: {kind}", at(.op))]
 pub struct Fault {
     /// Name of the kernel.
-    pub kernel: String,
+    pub kernel: Box<str>,
     /// The operation's line in the kernel's text; empty for faults of the launch itself.
-    pub op: String,
+    pub op: Box<str>,
     /// Tile.
     pub tile: [u32; 3],
     /// Lane within the workgroup (for whole-subgroup operations, its first lane).

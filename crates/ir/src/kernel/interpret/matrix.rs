@@ -5,11 +5,116 @@
 //! ```
 
 use super::super::inst::*;
-use super::{arith, float};
+use super::execute::{Frame, Machine, Stop};
+use super::races::{How, Who};
+use super::{FaultKind, arith, float, memory};
 use Scalar::*;
 
+impl Machine<'_, '_> {
+    pub(super) fn matrix(&mut self, frame: &Frame, matrices: &mut [Vec<u64>], v: Value) -> Result<(), Stop> {
+        let kernel = frame.kernel();
+        let place = |v: &Value| frame.program.place(*v);
+        let shape = |v: &Value| match kernel.ty(*v) {
+            Type::Matrix(m) => m,
+            _ => MatrixType { scalar: Scalar::F32, rows: 0, cols: 0, usage: MatrixUse::Acc },
+        };
+        let result = match kernel.op(v) {
+            Op::MatrixSplat(x) => {
+                let m = shape(&v);
+                vec![self.uniform(frame, *x, "element")?; m.rows as usize * m.cols as usize]
+            }
+            Op::MatrixMulAdd(a, b, c) => {
+                let types = [shape(a), shape(b), shape(c)];
+                mul_add(types, &matrices[place(a)], &matrices[place(b)], &matrices[place(c)])
+            }
+            Op::Convert(a) => convert(shape(a).scalar, shape(&v).scalar, &matrices[place(a)]),
+            Op::MatrixLoad { memory, stride, column_major } => {
+                let m = shape(&v);
+                let mut elements = vec![0; m.rows as usize * m.cols as usize];
+                self.transfer(frame, memory, *stride, *column_major, m, &mut elements, How::Read)?;
+                elements
+            }
+            Op::MatrixStore { memory, stride, column_major, value } => {
+                let m = shape(value);
+                let elements = &mut matrices[place(value)];
+                return self.transfer(frame, memory, *stride, *column_major, m, elements, How::Write);
+            }
+            _ => return Ok(()),
+        };
+        matrices[place(&v)] = result;
+        Ok(())
+    }
+
+    fn uniform(&self, frame: &Frame, v: Value, what: &'static str) -> Result<u64, Stop> {
+        let column = frame.column(v);
+        let first = column[0].get();
+        match column.iter().position(|c| c.get() != first) {
+            Some(lane) => Err(frame.stop(lane, FaultKind::NotUniform(what))),
+            None => Ok(first),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn transfer(
+        &mut self,
+        frame: &Frame,
+        memory: &MatrixMemory,
+        stride: Value,
+        column_major: bool,
+        m: MatrixType,
+        elements: &mut [u64],
+        how: How,
+    ) -> Result<(), Stop> {
+        let fail = |kind| frame.stop(0, kind);
+        let stride = self.uniform(frame, stride, "stride")?;
+        let who = Who { lane: Who::UNKNOWN_LANE, ..self.who(frame, 0) };
+        let size = m.scalar.bytes();
+        let line_bytes = if column_major { m.rows } else { m.cols } as u32 * size;
+        // What VK_KHR_cooperative_matrix asks of pointer and stride.
+        let align = if line_bytes.is_power_of_two() { line_bytes.min(16) } else { size };
+        match memory {
+            MatrixMemory::Global { base, offset } => {
+                let base = self.uniform(frame, *base, "base")?;
+                let base = base.wrapping_add(self.uniform(frame, *offset, "offset")?);
+                for (line, first, step, count) in lines(m, column_major) {
+                    let address = base.wrapping_add(line * stride * size as u64);
+                    let at = self.locate(address, line_bytes, align).map_err(fail)?;
+                    let line = elements.iter_mut().skip(first).step_by(step).take(count);
+                    if how == How::Write {
+                        let bytes = self.memory.write(at, line_bytes as usize).map_err(fail)?;
+                        bytes.chunks_exact_mut(size as usize).zip(line).for_each(|(b, x)| memory::put(b, *x));
+                        self.touch(at, line_bytes, who, how).map_err(fail)?;
+                    } else {
+                        self.touch(at, line_bytes, who, how).map_err(fail)?;
+                        let bytes = self.memory.read(at, line_bytes as usize).map_err(fail)?;
+                        bytes.chunks_exact(size as usize).zip(line).for_each(|(b, x)| *x = memory::get(b));
+                    }
+                }
+            }
+            MatrixMemory::Shared { array, index } => {
+                let start = self.uniform(frame, *index, "index")?;
+                for (line, first, step, count) in lines(m, column_major) {
+                    let begin = start + line * stride;
+                    if !(begin * size as u64).is_multiple_of(align as u64) {
+                        return Err(fail(FaultKind::Misaligned { address: begin * size as u64, align }));
+                    }
+                    for (i, x) in elements.iter_mut().skip(first).step_by(step).take(count).enumerate() {
+                        let element = self.element(*array, begin + i as u64, who, how).map_err(fail)?;
+                        if how == How::Write {
+                            element[0] = *x;
+                        } else {
+                            *x = element[0];
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// a × b + c; f32 inside, in order of k.
-pub(super) fn mul_add(types: [MatrixType; 3], a: &[u64], b: &[u64], c: &[u64]) -> Vec<u64> {
+fn mul_add(types: [MatrixType; 3], a: &[u64], b: &[u64], c: &[u64]) -> Vec<u64> {
     let [ta, tb, tc] = types;
     let (rows, inner, cols) = (ta.rows as usize, ta.cols as usize, tb.cols as usize);
     let mut out = Vec::with_capacity(rows * cols);
@@ -43,13 +148,13 @@ fn of_number(s: Scalar, x: f32) -> u64 {
 }
 
 /// F16 ↔ F32, element by element.
-pub(super) fn convert(from: Scalar, to: Scalar, a: &[u64]) -> Vec<u64> {
+fn convert(from: Scalar, to: Scalar, a: &[u64]) -> Vec<u64> {
     a.iter().map(|x| of_number(to, number(from, *x))).collect()
 }
 
 /// Calls `f(line, first, step, count)` for each line that is contiguous in memory: element `i` of the line is
 /// element `first + i * step` of the matrix.
-pub(super) fn lines(m: MatrixType, column_major: bool) -> impl Iterator<Item = (u64, usize, usize, usize)> {
+fn lines(m: MatrixType, column_major: bool) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let (rows, cols) = (m.rows as usize, m.cols as usize);
     let count = if column_major { cols } else { rows };
     (0..count).map(

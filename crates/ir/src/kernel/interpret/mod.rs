@@ -17,7 +17,9 @@
 //! Limit: atomics order nothing here. A kernel whose tiles hand data to each other through a flag is reported as a
 //! race although a device would run it.
 
+mod access;
 mod arith;
+mod control;
 mod execute;
 mod fault;
 mod float;
@@ -56,7 +58,7 @@ impl Default for Options {
 /// # Errors
 /// The first fault in the chosen order. Memory then holds what was written so far.
 pub fn run(kernel: &Kernel, args: &[u64], grid: [u32; 3], memory: &mut Memory, options: &Options) -> Result<(), Fault> {
-    let outside = |kind| Fault { kernel: kernel.name.clone(), op: String::new(), tile: [0; 3], lane: 0, kind };
+    let outside = |kind| Fault { kernel: kernel.name.as_str().into(), op: "".into(), tile: [0; 3], lane: 0, kind };
     verify_structure(kernel).map_err(|e| outside(FaultKind::Invalid(Box::new(e))))?;
     if args.len() != kernel.args.len() {
         let (given, expected) = (args.len(), kernel.args.len());

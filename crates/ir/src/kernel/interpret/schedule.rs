@@ -6,7 +6,8 @@
 
 use super::super::inst::{Kernel, Value};
 use super::super::text;
-use super::execute::{Machine, Pause, SharedArray, Stop, Subgroup};
+use super::access::SharedArray;
+use super::execute::{Machine, Pause, Stop, Subgroup};
 use super::lower::Program;
 use super::memory::Memory;
 use super::races::Shadow;
@@ -19,9 +20,9 @@ impl Random {
     fn below(&mut self, n: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ x >> 31) >> 32) as u32 % n
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 32) as u32 % n
     }
 }
 
@@ -51,7 +52,7 @@ pub(super) fn launch(
         subgroups.iter_mut().for_each(|s| s.restart(&program, tile));
         one_tile(&mut machine, &mut subgroups, &mut random).map_err(|stop| {
             let op = stop.at.map(|v| text::line_of(kernel, v)).unwrap_or_default();
-            Fault { kernel: kernel.name.clone(), op, tile, lane: stop.lane, kind: stop.kind }
+            Fault { kernel: kernel.name.as_str().into(), op: op.into(), tile, lane: stop.lane, kind: stop.kind }
         })?;
     }
     Ok(())

@@ -74,7 +74,7 @@ fn nested(subgroup: u32) -> Sample {
         let mut count = 0u32;
         for _ in 0..24 {
             if x != 1 {
-                x = if x % 2 == 0 { x / 2 } else { 3 * x + 1 };
+                x = if x.is_multiple_of(2) { x / 2 } else { 3 * x + 1 };
                 count += 1;
             }
         }

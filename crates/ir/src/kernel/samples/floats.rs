@@ -6,6 +6,9 @@ use super::{Compare, Sample, f16_bytes, f16s, f32_bytes, small};
 
 type Op1 = for<'b> fn(Val<'b>) -> Val<'b>;
 type Op2 = for<'b> fn(Val<'b>, Val<'b>) -> Val<'b>;
+/// An operator in kernels and in Rust.
+type Binary<T> = (Op2, fn(T, T) -> T);
+type Unary = (Op1, fn(f32) -> f32);
 
 const COMPARE: [Op2; 6] =
     [|a, b| a.eq(b), |a, b| a.ne(b), |a, b| a.lt(b), |a, b| a.le(b), |a, b| a.gt(b), |a, b| a.ge(b)];
@@ -30,14 +33,14 @@ fn compare_regions(xs: &[f32], ys: &[f32]) -> Vec<u8> {
 }
 
 fn exact(subgroup: u32) -> Sample {
-    let binary: [(Op2, fn(f32, f32) -> f32); 5] = [
+    let binary: [Binary<f32>; 5] = [
         (|a, b| a + b, |x, y| x + y),
         (|a, b| a - b, |x, y| x - y),
         (|a, b| a * b, |x, y| x * y),
         (|a, b| a.min(b), f32::min),
         (|a, b| a.max(b), f32::max),
     ];
-    let unary: [(Op1, fn(f32) -> f32); 4] = [
+    let unary: [Unary; 4] = [
         (|a| -a, |x| -x),
         (|a| a.abs(), f32::abs),
         (|a| a.floor(), f32::floor),
@@ -73,7 +76,7 @@ fn exact(subgroup: u32) -> Sample {
 }
 
 fn halves(subgroup: u32) -> Sample {
-    let binary: [(Op2, fn(f32, f32) -> f32); 5] = [
+    let binary: [Binary<f32>; 5] = [
         (|a, b| a + b, |x, y| x + y),
         (|a, b| a - b, |x, y| x - y),
         (|a, b| a * b, |x, y| x * y),

@@ -6,6 +6,8 @@ use super::{Compare, Sample, bytes_of, noise, u32_bytes};
 
 type Op1 = for<'b> fn(Val<'b>) -> Val<'b>;
 type Op2 = for<'b> fn(Val<'b>, Val<'b>) -> Val<'b>;
+/// An operator in kernels and in Rust.
+type Binary<T> = (Op2, fn(T, T) -> T);
 
 pub(super) fn samples(subgroup: u32) -> Vec<Sample> {
     let mut samples = vec![u32s(subgroup), i32s(subgroup), u64s(subgroup), bools(subgroup), dot4(subgroup)];
@@ -44,7 +46,7 @@ fn operands(width: u32) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
 }
 
 fn u32s(subgroup: u32) -> Sample {
-    let rows: [(Op2, fn(u32, u32) -> u32); 10] = [
+    let rows: [Binary<u32>; 10] = [
         (|a, b| a + b, u32::wrapping_add),
         (|a, b| a - b, u32::wrapping_sub),
         (|a, b| a * b, u32::wrapping_mul),
@@ -84,7 +86,7 @@ fn u32s(subgroup: u32) -> Sample {
 }
 
 fn i32s(subgroup: u32) -> Sample {
-    let rows: [(Op2, fn(i32, i32) -> i32); 10] = [
+    let rows: [Binary<i32>; 10] = [
         (|a, b| a + b, i32::wrapping_add),
         (|a, b| a - b, i32::wrapping_sub),
         (|a, b| a * b, i32::wrapping_mul),
@@ -129,7 +131,7 @@ fn i32s(subgroup: u32) -> Sample {
 }
 
 fn u64s(subgroup: u32) -> Sample {
-    let rows: [(Op2, fn(u64, u64) -> u64); 10] = [
+    let rows: [Binary<u64>; 10] = [
         (|a, b| a + b, u64::wrapping_add),
         (|a, b| a - b, u64::wrapping_sub),
         (|a, b| a * b, u64::wrapping_mul),
@@ -168,7 +170,7 @@ fn u64s(subgroup: u32) -> Sample {
 
 fn bools(subgroup: u32) -> Sample {
     let xs: Vec<u32> = (0..N).map(noise).collect();
-    let ops: [(Op2, fn(bool, bool) -> bool); 3] =
+    let ops: [Binary<bool>; 3] =
         [(|a, b| a & b, |x, y| x & y), (|a, b| a | b, |x, y| x | y), (|a, b| a ^ b, |x, y| x ^ y)];
     let not: Op1 = |a| !a;
     let bits = |x: u32| (x & 1 != 0, x & 2 != 0);

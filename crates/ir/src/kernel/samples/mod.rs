@@ -221,7 +221,7 @@ fn f16_bytes(values: &[f32]) -> Vec<u8> {
 /// Well-mixed bits of `i`.
 fn noise(i: u32) -> u32 {
     let x = (i ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
-    (x ^ x >> 15).wrapping_mul(0x85eb_ca77).rotate_left(13)
+    (x ^ (x >> 15)).wrapping_mul(0x85eb_ca77).rotate_left(13)
 }
 
 /// A float in -1..1 with 12 significant bits: sums and products of few are exact in F32.
