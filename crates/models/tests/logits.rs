@@ -11,7 +11,8 @@ use zinc_gguf::Gguf;
 use zinc_ir::device::WeightSource;
 use zinc_ir::graph::{Activation, AttentionSpec, Graph, Op, Rope, WeightId};
 use zinc_ir::plan::rope_partner;
-use zinc_models::{GgufWeights, open};
+use zinc_ir::synthetic::Recipe;
+use zinc_models::{GgufWeights, open, synthetic};
 
 /// Rows of numbers.
 #[derive(Clone, Default)]
@@ -34,7 +35,8 @@ impl Matrix {
 
 struct Evaluator<'a> {
     graph: &'a Graph,
-    weights: &'a GgufWeights,
+    /// The weight's bytes in the file's layout.
+    weights: &'a dyn Fn(WeightId) -> Vec<u8>,
     tokens: &'a [i32],
 }
 
@@ -42,7 +44,7 @@ impl Evaluator<'_> {
     fn weight(&self, id: WeightId) -> Matrix {
         let w = self.graph.weight_of(id);
         let mut values = vec![0.0; (w.rows * w.cols) as usize];
-        w.format.decode(self.weights.bytes(id).unwrap(), &mut values);
+        w.format.decode(&(self.weights)(id), &mut values);
         Matrix { cols: w.cols as usize, data: values.into_iter().map(f64::from).collect() }
     }
 
@@ -167,7 +169,8 @@ fn difference(folder: &str, reference: &str) -> f64 {
     let gguf = Arc::new(Gguf::open(data(&format!("{folder}/model.gguf"))).unwrap());
     let graph = open(&gguf).unwrap().graph;
     let weights = GgufWeights::new(gguf, &graph).unwrap();
-    let values = Evaluator { graph: &graph, weights: &weights, tokens: &tokens }.run();
+    let bytes = |id| weights.bytes(id).unwrap().to_vec();
+    let values = Evaluator { graph: &graph, weights: &bytes, tokens: &tokens }.run();
     let found = &values[graph.logits().unwrap().index()].data;
     assert_eq!(found.len(), logits.len());
     found.iter().zip(&logits).map(|(f, &l)| (f - l as f64).abs()).fold(0.0, f64::max)
@@ -191,5 +194,24 @@ fn logits_of_quantized_models_are_those_of_llama_cpp() {
         let difference = difference(&folder, "logits_dequant_f32");
         println!("{folder}: {difference:.1e}");
         assert!(difference < 1e-3, "{folder}: {difference}");
+    }
+}
+
+#[test]
+fn logits_of_synthetic_models_are_of_ordinary_size() {
+    for mix in ["q4_k_m", "q8_0", "f16", "q4_0", "q6_k"] {
+        let (model, weights) = synthetic(&format!("tiny:{mix}"), None).unwrap();
+        let graph = &model.graph;
+        let bytes = |id: WeightId| {
+            let w = graph.weight_of(id);
+            let mut bytes = vec![0; w.bytes() as usize];
+            Recipe::of(w).fill(weights.synthetic(id).unwrap(), 0, &mut bytes);
+            bytes
+        };
+        let values = Evaluator { graph, weights: &bytes, tokens: &[1, 2, 3, 4, 5, 6, 7, 300] }.run();
+        let logits = &values[graph.logits().unwrap().index()].data;
+        let deviation = (logits.iter().map(|x| x * x).sum::<f64>() / logits.len() as f64).sqrt();
+        println!("{mix}: {deviation}");
+        assert!((0.8..1.25).contains(&deviation), "{mix}: {deviation}");
     }
 }

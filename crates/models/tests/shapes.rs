@@ -75,7 +75,7 @@ fn values_and_down_projections_are_better_in_some_layers() {
 #[test]
 fn rope_scaling_of_the_shapes_is_that_of_the_architecture() {
     let rope = |name: &str| synthetic(name, Some(1)).unwrap().0.spec.rope;
-    // Published values of Llama 3.1's table: 29 pairs unscaled, the last ones divided by 8.
+    // Pair i has a wavelength of 2 pi 500000^(i/64) tokens: below 8192 / 4 up to i = 28, above 8192 from i = 35.
     let divisors = rope("llama3.1-8b").divisors;
     assert_eq!(divisors.len(), 64);
     assert!(divisors[..29].iter().all(|&d| d == 1.0) && divisors[29] > 1.0);

@@ -63,3 +63,55 @@ pub(crate) fn llama3_divisors(dims: u32, base: f32, factor: f64, original: f64) 
     };
     (0..dims / 2).map(divisor).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(scaling: RopeScaling) -> RopeSpec {
+        RopeSpec { dims: 64, base: 1e6, scaling, divisors: vec![], magnitude: 1.0 }
+    }
+
+    fn yarn(extrapolation: f32, log_multiplier: f32) -> RopeScaling {
+        let (factor, original_context) = (4.0, 32768);
+        RopeScaling::Yarn { factor, original_context, beta_fast: 32.0, beta_slow: 1.0, extrapolation, log_multiplier }
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_divides_slow_ones() {
+        let (plain, yarn) = (table(&spec(RopeScaling::None)), table(&spec(yarn(1.0, 0.0))));
+        assert_eq!(yarn.inv_freq[..10], plain.inv_freq[..10]);
+        for i in 21..32 {
+            assert_eq!(yarn.inv_freq[i], plain.inv_freq[i] / 4.0, "pair {i}");
+        }
+        assert!(yarn.inv_freq.is_sorted_by(|a, b| a > b));
+    }
+
+    #[test]
+    fn yarn_without_extrapolation_is_linear() {
+        let linear = table(&spec(RopeScaling::Linear { factor: 4.0 }));
+        assert_eq!(table(&spec(yarn(0.0, 0.0))), linear);
+    }
+
+    #[test]
+    fn magnitudes() {
+        let of = |log_multiplier| table(&spec(yarn(1.0, log_multiplier))).magnitude;
+        assert_eq!(of(0.0), 1.138_629_4);
+        // DeepSeek's equal multipliers cancel.
+        assert_eq!(of(1.0), 1.0);
+        assert_eq!(table(&RopeSpec { magnitude: 1.5, ..spec(RopeScaling::None) }).magnitude, 1.5);
+    }
+
+    #[test]
+    fn llama3_divisors_agree_with_a_converted_file() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch/llama/model.gguf");
+        let gguf = zinc_gguf::Gguf::open(path).unwrap();
+        let bytes = gguf.data(gguf.tensor(DIVISORS).unwrap());
+        let file = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let ours = llama3_divisors(32, 10000.0, 8.0, 64.0);
+        assert_eq!(ours.len(), bytes.len() / 4);
+        for (i, (ours, file)) in ours.iter().zip(file).enumerate() {
+            assert!((ours - file).abs() <= 1e-6 * file, "pair {i}: {ours} instead of {file}");
+        }
+    }
+}
