@@ -96,12 +96,8 @@ fn messenger(
 ) -> Result<(ash::ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT), VulkanError> {
     let ext = ash::ext::debug_utils::Instance::new(entry, instance);
     let info = vk::DebugUtilsMessengerCreateInfoEXT::default()
-        .message_severity(
-            vk::DebugUtilsMessageSeverityFlagsEXT::WARNING | vk::DebugUtilsMessageSeverityFlagsEXT::ERROR,
-        )
-        .message_type(
-            vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION | vk::DebugUtilsMessageTypeFlagsEXT::PERFORMANCE,
-        )
+        .message_severity(vk::DebugUtilsMessageSeverityFlagsEXT::WARNING | vk::DebugUtilsMessageSeverityFlagsEXT::ERROR)
+        .message_type(vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION | vk::DebugUtilsMessageTypeFlagsEXT::PERFORMANCE)
         .pfn_user_callback(Some(receive))
         .user_data(sink as *const Messages as *mut c_void);
     // SAFETY: `sink` is boxed in the Instance and outlives the messenger.

@@ -5,12 +5,12 @@
 //! KvLayout             ─► chunks of whole layers  ─► address of every KV byte
 //! ```
 
+use crate::cache::KernelCache;
 use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::repack::repack;
-use crate::cache::KernelCache;
 use crate::replay::{Command, Queue, Recording};
 use crate::upload::{PlaneTarget, Target, Uploader};
 use std::collections::HashMap;

@@ -171,15 +171,13 @@ pub(crate) fn create(
 pub(crate) fn fits(gpu: &Gpu, kernel: &Kernel, r: &Requirements) -> Result<(), VulkanError> {
     let d = &gpu.report;
     let (min, max) = d.subgroup_range;
-    let shape = |s: &zinc_spirv::MatrixShape| {
-        d.matrices.iter().any(|m| (m.m, m.n, m.k, m.input, m.acc) == *s)
-    };
+    let shape = |s: &zinc_spirv::MatrixShape| d.matrices.iter().any(|m| (m.m, m.n, m.k, m.input, m.acc) == *s);
     let missing = r.shapes.iter().find(|s| !shape(s));
     let size = r.subgroup_size;
     let reason = if !(min..=max).contains(&size) || !size.is_power_of_two() {
         format!("subgroup size {size}, the device has {min} to {max}")
-    } else if r.workgroup_size > d.max_workgroup || r.workgroup_size / size > d.max_subgroups {
-        format!("{} lanes per workgroup, the device has {}", r.workgroup_size, d.max_workgroup)
+    } else if r.workgroup_size > d.caps(size).max_workgroup {
+        format!("{} lanes per workgroup, the device has {}", r.workgroup_size, d.caps(size).max_workgroup)
     } else if r.workgroup_size == 0 || !r.workgroup_size.is_multiple_of(size) {
         format!("{} lanes per workgroup are no multiple of {size}", r.workgroup_size)
     } else if r.shared_bytes > d.shared_bytes {

@@ -134,7 +134,8 @@ impl Program {
             return StepOutput::None;
         }
         let bytes = &self.read_back.host()[..self.plan.output_bytes as usize];
-        let words = bytes[..bytes.len() / all * rows].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+        let words =
+            bytes[..bytes.len() / all * rows].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
         match self.plan.bucket.tail {
             Tail::Logits => StepOutput::Logits(words.map(f32::from_bits).collect()),
             Tail::Greedy => StepOutput::Tokens(words.collect()),

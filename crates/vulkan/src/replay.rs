@@ -174,9 +174,8 @@ const WORK: vk::PipelineStageFlags2 =
     vk::PipelineStageFlags2::from_raw(COMPUTE.as_raw() | vk::PipelineStageFlags2::ALL_TRANSFER.as_raw());
 const WORK_WRITE: vk::AccessFlags2 =
     vk::AccessFlags2::from_raw(WRITE.as_raw() | vk::AccessFlags2::TRANSFER_WRITE.as_raw());
-const WORK_ACCESS: vk::AccessFlags2 = vk::AccessFlags2::from_raw(
-    READ.as_raw() | WORK_WRITE.as_raw() | vk::AccessFlags2::TRANSFER_READ.as_raw(),
-);
+const WORK_ACCESS: vk::AccessFlags2 =
+    vk::AccessFlags2::from_raw(READ.as_raw() | WORK_WRITE.as_raw() | vk::AccessFlags2::TRANSFER_READ.as_raw());
 
 const LAUNCHES: Scopes = [(COMPUTE, WRITE), (COMPUTE, vk::AccessFlags2::from_raw(READ.as_raw() | WRITE.as_raw()))];
 const EVERYTHING: Scopes = [(WORK, WORK_WRITE), (WORK, WORK_ACCESS)];

@@ -90,7 +90,7 @@ pub struct DeviceReport {
     pub matrices: Vec<MatrixShape>,
     /// Packed byte dot products are hardware instructions (signed, and mixed).
     pub dot4_accelerated: (bool, bool),
-    /// Nanoseconds per timestamp tick, if compute queues have timestamps.
+    /// Nanoseconds per timestamp tick, if the device has a clock.
     pub timestamp_period: Option<f32>,
     /// Optional extensions that Zinc makes use of.
     pub extensions: Vec<&'static str>,
@@ -138,7 +138,8 @@ impl DeviceReport {
             native: false,
             subgroup_size,
             subgroup_sizes: sizes,
-            max_workgroup: self.max_workgroup,
+            // lavapipe with subgroups of 4 has 128 lanes, not 1024: the number of subgroups is limited too.
+            max_workgroup: self.max_workgroup.min(self.max_subgroups.saturating_mul(subgroup_size)),
             max_shared_bytes: self.shared_bytes,
             max_grid: self.max_grid,
             fast_dot4: self.dot4_accelerated.0 && self.dot4_accelerated.1,
@@ -153,12 +154,28 @@ impl DeviceReport {
     }
 }
 
-/// Optional extensions a device has.
+/// Optional extensions a device has, without those whose feature is off (lavapipe's matrices need wide vectors).
 pub(crate) fn extensions(instance: &Instance, device: vk::PhysicalDevice) -> Vec<&'static CStr> {
     // SAFETY: `device` belongs to the living instance.
     let found = unsafe { instance.raw.enumerate_device_extension_properties(device) }.unwrap_or_default();
     let has = |name: &CStr| found.iter().any(|e| e.extension_name_as_c_str() == Ok(name));
-    OPTIONAL.into_iter().filter(|name| has(name)).collect()
+    let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut executable = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default();
+    if has(ash::khr::cooperative_matrix::NAME) {
+        all = all.push_next(&mut matrix);
+    }
+    if has(ash::khr::pipeline_executable_properties::NAME) {
+        all = all.push_next(&mut executable);
+    }
+    // SAFETY: the chain holds only structures of extensions the device has.
+    unsafe { instance.raw.get_physical_device_features2(device, &mut all) };
+    let off = |name: &CStr| {
+        (name == ash::khr::cooperative_matrix::NAME && matrix.cooperative_matrix == vk::FALSE)
+            || (name == ash::khr::pipeline_executable_properties::NAME
+                && executable.pipeline_executable_info == vk::FALSE)
+    };
+    OPTIONAL.into_iter().filter(|name| has(name) && !off(name)).collect()
 }
 
 /// All property structures Zinc reads.
@@ -238,8 +255,7 @@ pub(crate) fn report(instance: &Instance, device: vk::PhysicalDevice, index: usi
             p.v13.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
             p.v13.integer_dot_product4x8_bit_packed_mixed_signedness_accelerated == vk::TRUE,
         ),
-        timestamp_period: (l.timestamp_compute_and_graphics == vk::TRUE && l.timestamp_period > 0.0)
-            .then_some(l.timestamp_period),
+        timestamp_period: (l.timestamp_period > 0.0 && l.timestamp_period.is_finite()).then_some(l.timestamp_period),
         extensions: found.iter().filter_map(|e| e.to_str().ok()).collect(),
         sizes_selectable,
         max_subgroups: p.v13.max_compute_workgroup_subgroups,
@@ -282,16 +298,15 @@ fn heaps(instance: &Instance, device: vk::PhysicalDevice) -> Vec<Heap> {
     let heap = |(i, h): (usize, &vk::MemoryHeap)| Heap {
         bytes: h.size,
         device_local: h.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL),
-        host_visible: types.iter().any(|t| {
-            t.heap_index as usize == i && t.property_flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE)
-        }),
+        host_visible: types
+            .iter()
+            .any(|t| t.heap_index as usize == i && t.property_flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE)),
     };
     m.memory_heaps_as_slice().iter().enumerate().map(heap).collect()
 }
 
 fn compute_units(p: &Properties) -> Option<u32> {
-    let amd =
-        p.amd.shader_engine_count * p.amd.shader_arrays_per_engine_count * p.amd.compute_units_per_shader_array;
+    let amd = p.amd.shader_engine_count * p.amd.shader_arrays_per_engine_count * p.amd.compute_units_per_shader_array;
     Some(amd.max(p.nv.shader_sm_count)).filter(|n| *n > 0)
 }
 

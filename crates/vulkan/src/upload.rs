@@ -94,7 +94,9 @@ impl<'a> Uploader<'a> {
         let from = self.filled;
         let staging = &mut self.slots[self.current].staging;
         let at = staging.address + from;
-        striped(&mut staging.host_mut()[from as usize..(from + bytes) as usize], self.threads, fill);
+        let host = staging.host_mut();
+        striped(&mut host[from as usize..(from + bytes) as usize], self.threads, fill);
+        host[(from + bytes) as usize..(from + bytes.next_multiple_of(4)) as usize].fill(0);
         match target {
             Target::Plain { buffer, offset, padded } => self.plain(from, bytes, buffer, offset, padded),
             Target::Planes { block_bytes, planes } => {
@@ -107,12 +109,11 @@ impl<'a> Uploader<'a> {
     }
 
     fn plain(&mut self, from: u64, bytes: u64, buffer: &'a Buffer, offset: u64, padded: u64) {
-        self.pending.push(Pending::Copy { from, to: buffer, to_offset: offset, bytes });
-        // Zeros start at a multiple of 4 (a tensor of an odd number of halves ends inside a word: its last half is
-        // followed by two bytes of staging, which the copy below brings in as zeros).
-        let start = bytes.next_multiple_of(4);
-        if padded > start {
-            self.pending.push(Pending::Zero { buffer, offset: offset + start, bytes: (padded - start) & !3 });
+        // Fills work on whole words. A tensor of an odd number of halves ends inside one: `piece` completed it.
+        let whole = bytes.next_multiple_of(4);
+        self.pending.push(Pending::Copy { from, to: buffer, to_offset: offset, bytes: whole });
+        if padded > whole {
+            self.pending.push(Pending::Zero { buffer, offset: offset + whole, bytes: padded - whole });
         }
     }
 

@@ -200,7 +200,13 @@ impl Device for VulkanDevice {
                 for start in [area.k, area.v] {
                     let place = |page: u32| model.kv_place(start + page as u64 * bytes);
                     let (Some(from), Some(to)) = (place(*from), place(*to)) else { continue };
-                    commands.push(Command::Copy { from: from.0, from_offset: from.1, to: to.0, to_offset: to.1, bytes });
+                    commands.push(Command::Copy {
+                        from: from.0,
+                        from_offset: from.1,
+                        to: to.0,
+                        to_offset: to.1,
+                        bytes,
+                    });
                 }
             }
         }

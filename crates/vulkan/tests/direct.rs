@@ -30,8 +30,7 @@ fn a_kernel_reads_computes_and_writes() {
     b.store(s, i * 4, b.lane().subgroup_add(), 4);
     let kernel = b.finish();
     let input: Vec<u32> = (0..256).map(|i| i * i).collect();
-    let mut bytes =
-        vec![input.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>(), vec![0; 1024], vec![0; 1024]];
+    let mut bytes = vec![input.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>(), vec![0; 1024], vec![0; 1024]];
     let args = [memory(0), memory(1), memory(2), KernelArg::Word(7)];
     let time = device.run_kernel(&kernel, [4, 1, 1], &args, &mut bytes).expect("runs");
     println!("{time:?}");

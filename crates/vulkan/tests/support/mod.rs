@@ -1,5 +1,7 @@
 //! The Vulkan device that tests run on: chosen from outside, validated.
 
+#![allow(dead_code)] // Each test file uses its part.
+
 use zinc_vulkan::{Options, VulkanDevice, list_devices};
 
 /// The driver set named by the test runner, if any.

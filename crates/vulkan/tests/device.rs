@@ -1,0 +1,369 @@
+//! The device runs plans: weights arrive in their layout, steps replay, pages copy, kernels are cached.
+
+mod support;
+
+use std::sync::Arc;
+use support::{device, no_messages};
+use zinc_ir::device::{Device, DeviceError, Progress, WeightSource};
+use zinc_ir::graph::{Graph, WeightId};
+use zinc_ir::kernel::{ArgKind, Builder, Kernel, Type};
+use zinc_ir::plan::*;
+use zinc_ir::quant::{FORMATS, QuantFormat};
+use zinc_vulkan::{Options, VulkanDevice};
+
+const LANES: u32 = 64;
+
+/// Most tiles of a test's launch.
+const TILES: u32 = 1024;
+
+/// Copies `count` words.
+fn copy_kernel(size: u32) -> Kernel {
+    let b = Builder::new("copy", LANES, size);
+    let (x, y, count) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write), b.arg("count", ArgKind::Word));
+    let first = b.tile(0) * LANES + b.local_id();
+    b.for_(first, count, TILES * LANES, &[], |i, _| {
+        b.store(y, i * 4, b.load(Type::U32, x, i * 4, 4), 4);
+        vec![]
+    });
+    b.finish()
+}
+
+/// y[i] = x[i] + n.
+fn add_kernel(size: u32) -> Kernel {
+    let b = Builder::new("add", LANES, size);
+    let (x, y, n) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write), b.arg("n", ArgKind::Word));
+    let i = b.tile(0) * LANES + b.local_id();
+    b.store(y, i * 4, b.load(Type::U32, x, i * 4, 4) + n, 4);
+    b.finish()
+}
+
+fn span(buffer: Buffer, offset: u64, bytes: u64) -> Span {
+    Span { buffer, offset, bytes }
+}
+
+/// A launch of kernel `kernel` from one span to another, with one word.
+fn launch(kernel: u32, from: Span, to: Span, word: u32) -> Entry {
+    let address = |s: Span| LaunchArg::Address { buffer: s.buffer, offset: s.offset };
+    Entry::Launch(Launch {
+        template: "test",
+        region: vec![],
+        layer: u32::MAX,
+        kernel: Some(KernelId(kernel)),
+        grid: [(to.bytes as u32 / 4).div_ceil(LANES).min(TILES), 1, 1],
+        args: vec![address(from), address(to), LaunchArg::Word(word)],
+        reads: vec![from],
+        writes: vec![to],
+        bytes: 0,
+        flops: 0,
+    })
+}
+
+struct Plans {
+    graph: Arc<Graph>,
+    kv: Arc<KvLayout>,
+    kernels: Vec<Kernel>,
+}
+
+impl Plans {
+    fn plan(&self, tokens: u32, outputs: u32, entries: Vec<Entry>, scratch: u64, output: u64) -> Arc<Plan> {
+        let bucket = Bucket { tokens, outputs, context: PAGE_TOKENS, sequences: 1, tail: Tail::Greedy };
+        Arc::new(Plan {
+            graph: self.graph.clone(),
+            bucket,
+            act: ActPrecision::F32,
+            kv: self.kv.clone(),
+            inputs: InputLayout::new(&self.graph, bucket),
+            output: None,
+            kernels: self.kernels.clone(),
+            entries,
+            scratch_bytes: scratch,
+            output_bytes: output,
+        })
+    }
+}
+
+/// A step of `tokens`, with all rows as outputs.
+fn step(tokens: &[u32], outputs: u32) -> Step {
+    let rows = tokens.len() as u32;
+    Step {
+        tokens: tokens.to_vec(),
+        positions: (0..rows).collect(),
+        sequence: vec![0; rows as usize],
+        slots: (0..rows).collect(),
+        outputs: (0..outputs).collect(),
+        pages: vec![vec![0]],
+    }
+}
+
+fn tokens(output: StepOutput) -> Vec<u32> {
+    match output {
+        StepOutput::Tokens(t) => t,
+        other => panic!("{other:?}"),
+    }
+}
+
+struct Source(Vec<Vec<u8>>);
+impl WeightSource for Source {
+    fn bytes(&self, weight: WeightId) -> Option<&[u8]> {
+        self.0.get(weight.index()).map(Vec::as_slice)
+    }
+}
+
+struct Seeded;
+impl WeightSource for Seeded {
+    fn bytes(&self, _: WeightId) -> Option<&[u8]> {
+        None
+    }
+    fn synthetic(&self, weight: WeightId) -> Option<u64> {
+        Some(weight.0 as u64 + 0x1234_5678_9abc)
+    }
+}
+
+fn noise(bytes: u64, seed: u32) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(2_654_435_761) | 1;
+    let next = |_| {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        (x >> 9) as u8
+    };
+    (0..bytes).map(next).collect()
+}
+
+/// Plans that copy each weight of `graph` to the output, and what the device must have: checked in turn.
+fn check_weights(
+    device: &mut VulkanDevice,
+    graph: Graph,
+    source: &dyn WeightSource,
+    bytes: &dyn Fn(WeightId) -> Vec<u8>,
+) {
+    let graph = Arc::new(graph);
+    let kv = Arc::new(KvLayout::new(&graph, KvType::F16, 1));
+    let mut seen = 0;
+    let mut progress = |p| {
+        if let Progress::Upload { done, total } = p {
+            assert!(done > seen && done <= total);
+            seen = done;
+        }
+    };
+    device.load(&graph, &kv, source, &mut progress).expect("loads");
+    assert_eq!(seen, graph.weights().iter().map(|w| w.bytes()).sum::<u64>());
+    let plans = Plans { graph: graph.clone(), kv, kernels: vec![copy_kernel(device.caps().subgroup_size)] };
+    for (i, weight) in graph.weights().iter().enumerate() {
+        let id = WeightId(i as u32);
+        let size = weight_bytes(&graph, id);
+        let entries =
+            vec![launch(0, span(Buffer::Weight(id), 0, size), span(Buffer::Output, 0, size), size as u32 / 4)];
+        let plan = plans.plan(1, 1, entries, 0, size);
+        let program = device.prepare(&plan, &mut |_| {}).expect("prepares");
+        let got = tokens(device.run(program, &step(&[0], 1)).expect("runs"));
+        let got: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let mut file = bytes(id);
+        file.resize(file.len().next_multiple_of(weight.format.device_block_bytes() as usize), 0);
+        assert_eq!(got.len() as u64, size);
+        assert!(got == weight.format.repack(&file), "{} {}", weight.name, weight.format.name);
+    }
+    no_messages(device);
+}
+
+fn weights_of_every_format(cols: u32, rows: u32) -> Graph {
+    let mut graph = Graph::new();
+    let fits = |f: &&&QuantFormat| cols.is_multiple_of(f.block_elems);
+    for format in FORMATS.iter().filter(fits) {
+        graph.weight(format!("{}_{rows}x{cols}.weight", format.name), rows, cols, format);
+    }
+    graph
+}
+
+#[test]
+fn weights_of_every_format_arrive_in_the_device_layout() {
+    let Some(mut device) = device(Options::default()) else { return };
+    // One piece; a short odd tail; several pieces and slots of the ring.
+    for (cols, rows) in [(256, 3), (31, 1), (512, 40_000)] {
+        let graph = weights_of_every_format(cols, rows);
+        let source = Source(graph.weights().iter().zip(1..).map(|(w, i)| noise(w.bytes(), i)).collect());
+        check_weights(&mut device, graph, &source, &|id| source.0[id.index()].clone());
+    }
+}
+
+#[test]
+fn synthetic_weights_are_the_defined_ones() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let mut graph = weights_of_every_format(256, 20_000);
+    graph.weight("norm.weight", 1, 4096, &zinc_ir::quant::F32);
+    graph.weight("q.bias", 1, 100, &zinc_ir::quant::F32);
+    let copy = graph.clone();
+    check_weights(&mut device, graph, &Seeded, &|id| {
+        let weight = copy.weight_of(id);
+        let mut bytes = vec![0; weight.bytes() as usize];
+        let seed = Seeded.synthetic(id).expect("a seed");
+        zinc_ir::synthetic::Recipe::of(weight).fill(seed, 0, &mut bytes);
+        bytes
+    });
+}
+
+/// A graph with one KV layer and one small weight.
+fn small(device: &mut VulkanDevice, pages: u32) -> Plans {
+    let mut graph = Graph::new();
+    let table = graph.weight("w.weight", 64, 32, &zinc_ir::quant::F32);
+    let x = graph.embed(table);
+    let x = graph.kv_append(x, x, 32);
+    let _ = x;
+    let graph = Arc::new(graph);
+    let kv = Arc::new(KvLayout::new(&graph, KvType::F32, pages));
+    device.load(&graph, &kv, &Source(vec![noise(64 * 32 * 4, 9)]), &mut |_| {}).expect("loads");
+    let size = device.caps().subgroup_size;
+    Plans { graph, kv, kernels: vec![add_kernel(size), copy_kernel(size)] }
+}
+
+#[test]
+fn a_recorded_plan_is_replayed_with_new_inputs() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 2);
+    let n = LANES;
+    let bytes = n as u64 * 4;
+    let bucket_inputs = plans.plan(n, n, vec![], 0, bytes).inputs.span(Input::Tokens);
+    let (a, b) = (span(Buffer::Scratch, 0, bytes), span(Buffer::Scratch, 256, bytes));
+    let chain = |scratch_at: u64| {
+        let (a, b) = (span(Buffer::Scratch, scratch_at, bytes), span(Buffer::Scratch, scratch_at + 256, bytes));
+        vec![
+            launch(0, span(Buffer::Inputs, bucket_inputs.0, bytes), a, 1),
+            Entry::Barrier,
+            launch(0, a, b, 10),
+            Entry::Barrier,
+            launch(0, b, span(Buffer::Output, 0, bytes), 100),
+        ]
+    };
+    let _ = (a, b);
+    let first = device.prepare(&plans.plan(n, n, chain(0), 512, bytes), &mut |_| {}).expect("prepares");
+    // A later plan with more scratch moves it: the first must still work.
+    let second =
+        device.prepare(&plans.plan(n, n, chain(1 << 20), (1 << 20) + 512, bytes), &mut |_| {}).expect("prepares");
+    for round in 0..5 {
+        let input: Vec<u32> = (0..n / 2 + round).map(|i| i * 3 + round).collect();
+        let rows = input.len() as u32;
+        let expected: Vec<u32> = input.iter().map(|t| t + 111).collect();
+        let mut short = step(&input, rows);
+        short.positions = (0..rows).map(|p| p % PAGE_TOKENS).collect();
+        for program in [first, second] {
+            assert_eq!(tokens(device.run(program, &short).expect("runs")), expected);
+        }
+    }
+    no_messages(&device);
+}
+
+#[test]
+fn times_of_launches_are_told_when_asked_for() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 2);
+    let bytes = LANES as u64 * 4;
+    let scratch = span(Buffer::Scratch, 0, bytes);
+    let entries = vec![
+        launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
+        Entry::Barrier,
+        launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
+    ];
+    let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
+    let before = device.run(program, &step(&[0], 1)).expect("runs");
+    assert_eq!(device.profile(program, true), None);
+    assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
+    let times = device.profile(program, false).expect("times");
+    println!("{times:?}");
+    assert_eq!(times.len(), 2);
+    assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
+    assert_eq!(device.profile(program, false), None);
+    no_messages(&device);
+}
+
+#[test]
+fn kv_pages_start_as_zeros_persist_and_are_copied() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 3);
+    let page = plans.kv.bytes / 6;
+    let words = page as u32 / 4;
+    let area = plans.kv.layers[0];
+    let to_output = |from: u64| {
+        let entries = vec![launch(1, span(Buffer::Kv, from, page), span(Buffer::Output, 0, page), words)];
+        plans.plan(1, 1, entries, 0, page)
+    };
+    let weight = span(Buffer::Weight(WeightId(0)), 0, page.min(64 * 32 * 4));
+    let fill = vec![launch(1, weight, span(Buffer::Kv, area.v + page, page), words)];
+    let fill = device.prepare(&plans.plan(1, 0, fill, 0, 0), &mut |_| {}).expect("prepares");
+    let [v0, v1, v2] = [0, 1, 2].map(|p| device.prepare(&to_output(area.v + p * page), &mut |_| {}).expect("prepares"));
+    let k2 = device.prepare(&to_output(area.k + 2 * page), &mut |_| {}).expect("prepares");
+    let read = |device: &mut VulkanDevice, program| tokens(device.run(program, &step(&[0], 1)).expect("runs"));
+    assert!(read(&mut device, v1).iter().all(|w| *w == 0));
+    assert_eq!(device.run(fill, &step(&[0], 0)).expect("runs"), StepOutput::None);
+    let written = read(&mut device, v1);
+    assert!(written.iter().any(|w| *w != 0));
+    device.copy_pages(&[(1, 2)]).expect("copies");
+    assert_eq!(read(&mut device, v2), written);
+    assert!(read(&mut device, v0).iter().all(|w| *w == 0), "page 0 is untouched");
+    assert!(read(&mut device, k2).iter().all(|w| *w == 0), "K was zero and is copied as zero");
+    assert!(matches!(device.copy_pages(&[(0, 3)]), Err(DeviceError::Misuse(_))));
+    no_messages(&device);
+}
+
+#[test]
+fn kernels_come_from_the_cache_the_second_time() {
+    let folder = std::env::temp_dir().join(format!("zinc-vulkan-cache-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let options = Options { cache: Some(folder.clone()), ..Options::default() };
+    let counts = |options: &Options| {
+        let mut device = device(options.clone())?;
+        let plans = small(&mut device, 1);
+        let bytes = LANES as u64 * 4;
+        let entries = vec![launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), span(Buffer::Output, 0, bytes), 5)];
+        let plan = plans.plan(1, 1, entries, 0, bytes);
+        let mut last = None;
+        let program = device.prepare(&plan, &mut |p| last = Some(p)).expect("prepares");
+        let out = tokens(device.run(program, &step(&[0], 1)).expect("runs"));
+        let again = device.prepare(&plan, &mut |p| last = last.or(Some(p))).expect("prepares");
+        assert_eq!(tokens(device.run(again, &step(&[0], 1)).expect("runs")), out);
+        no_messages(&device);
+        match last {
+            Some(Progress::Compile { done: 2, total: 2, cached }) => Some((cached, out)),
+            other => panic!("{other:?}"),
+        }
+    };
+    let Some((cached, first)) = counts(&options) else { return };
+    assert_eq!(cached, 0);
+    assert_eq!(counts(&options), Some((2, first.clone())));
+    for file in std::fs::read_dir(folder.join("kernels")).expect("a folder").flatten() {
+        let mut bytes = std::fs::read(file.path()).expect("reads");
+        let middle = bytes.len() - 1;
+        bytes[middle] ^= 1;
+        std::fs::write(file.path(), bytes).expect("writes");
+    }
+    assert_eq!(counts(&options), Some((0, first.clone())), "damaged entries are misses");
+    assert_eq!(counts(&Options::default()), Some((0, first)), "no folder, no cache");
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 1);
+    let bytes = LANES as u64 * 4;
+    let (w, out) = (span(Buffer::Weight(WeightId(0)), 0, bytes), span(Buffer::Output, 0, bytes));
+    let race = vec![launch(0, w, out, 1), launch(0, w, out, 2)];
+    let refused = device.prepare(&plans.plan(1, 1, race, 0, bytes), &mut |_| {});
+    assert!(matches!(refused, Err(DeviceError::Unsupported(_))), "{refused:?}");
+    let Entry::Launch(mut native) = launch(0, w, out, 1) else { unreachable!() };
+    native.kernel = None;
+    let refused = device.prepare(&plans.plan(1, 1, vec![Entry::Launch(native)], 0, bytes), &mut |_| {});
+    assert!(matches!(refused, Err(DeviceError::Unsupported(_))), "{refused:?}");
+    let good = device.prepare(&plans.plan(1, 1, vec![launch(0, w, out, 1)], 0, bytes), &mut |_| {}).expect("prepares");
+    let refused = device.run(good, &step(&[0, 1], 1));
+    assert!(matches!(refused, Err(DeviceError::Step(_))), "{refused:?}");
+    let (total, graph) = (device.memory().total, plans.graph.clone());
+    let pages = (total / KvLayout::new(&graph, KvType::F32, 1).bytes) as u32 + 1;
+    let huge = Arc::new(KvLayout::new(&graph, KvType::F32, pages));
+    let source = Source(vec![noise(64 * 32 * 4, 9)]);
+    let refused = device.load(&graph, &huge, &source, &mut |_| {});
+    assert!(matches!(refused, Err(DeviceError::OutOfMemory { .. })), "{refused:?}");
+    let missing = device.load(&graph, &plans.kv, &Source(vec![]), &mut |_| {});
+    assert!(matches!(&missing, Err(e) if e.to_string().contains("w.weight")), "{missing:?}");
+    assert!(matches!(device.run(good, &step(&[0], 1)), Err(DeviceError::Misuse(_))));
+    no_messages(&device);
+}
