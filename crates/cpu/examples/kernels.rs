@@ -61,11 +61,7 @@ fn measure(pool: &Pool, isa: Isa, format: &'static QuantFormat, precision: ActPr
         best(Duration::from_millis(milliseconds), || {
             let out = &mut out[..];
             let (glu, bias, accumulate) = (None, None, false);
-            multiply(
-                pool,
-                &a,
-                &mut [Product { weights: &w, glu, bias, accumulate, out, stride: rows }],
-            );
+            multiply(pool, &a, &mut [Product { weights: &w, glu, bias, accumulate, out, stride: rows }]);
         })
     };
     let gbs = w.bytes() as f64 / run(1, 150) / 1e9;

@@ -1,2 +1,4 @@
 //! x
-pub(crate) fn usable() -> bool { false }
+pub(crate) fn usable() -> bool {
+    false
+}

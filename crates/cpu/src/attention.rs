@@ -159,11 +159,7 @@ struct State {
 
 impl State {
     fn new(queries: usize, width: usize) -> State {
-        State {
-            top: vec![LOWEST; queries],
-            sum: vec![0.0; 16 * queries],
-            out: vec![0.0; queries * width],
-        }
+        State { top: vec![LOWEST; queries], sum: vec![0.0; 16 * queries], out: vec![0.0; queries * width] }
     }
     fn reset(&mut self) {
         self.top.fill(LOWEST);
@@ -215,17 +211,9 @@ impl<E: KvElement> Attention<'_, E> {
     }
 
     /// Few blocks with a long context: spans in parallel, then merged in order.
-    fn run_split(
-        &self,
-        pool: &Pool,
-        blocks: &[Block],
-        spans: usize,
-        q: &[f32],
-        out: SharedPtr<f32>,
-    ) {
+    fn run_split(&self, pool: &Pool, blocks: &[Block], spans: usize, q: &[f32], out: SharedPtr<f32>) {
         let queries: Vec<Vec<f32>> = blocks.iter().map(|b| self.gather(b, q)).collect();
-        let mut parts: Vec<State> =
-            blocks.iter().flat_map(|b| (0..spans).map(|_| self.state(b))).collect();
+        let mut parts: Vec<State> = blocks.iter().flat_map(|b| (0..spans).map(|_| self.state(b))).collect();
         let shared = SharedPtr(parts.as_mut_ptr());
         pool.for_each_chunk(parts.len(), |_, range| {
             for i in range {
@@ -292,10 +280,8 @@ impl<E: KvElement> Attention<'_, E> {
     fn span(&self, block: &Block, span: usize, queries: &[f32], state: &mut State) {
         let group = self.group();
         let head = block.kv_head * self.area.head();
-        let limits: Vec<(usize, usize)> = self.rows[block.rows.clone()]
-            .iter()
-            .flat_map(|r| std::iter::repeat_n((r.from, r.to), group))
-            .collect();
+        let limits: Vec<(usize, usize)> =
+            self.rows[block.rows.clone()].iter().flat_map(|r| std::iter::repeat_n((r.from, r.to), group)).collect();
         let args = SpanArgs {
             q: queries,
             limits: &limits,
@@ -326,9 +312,7 @@ impl<E: KvElement> Attention<'_, E> {
             let sum = total.sum[16 * i];
             let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
             // SAFETY: head `head` of row `row` belongs to this block alone; `out` has all rows.
-            let to = unsafe {
-                std::slice::from_raw_parts_mut(out.get().add((row * self.heads + head) * dim), dim)
-            };
+            let to = unsafe { std::slice::from_raw_parts_mut(out.get().add((row * self.heads + head) * dim), dim) };
             to.iter_mut().zip(values).for_each(|(to, x)| *to = x * inverse);
         }
     }
@@ -569,9 +553,8 @@ mod tests {
         let k = |p: usize, d: usize| a.k[at(p) + d * PAGE + p % PAGE] as f64;
         let v = |p: usize, d: usize| a.v[at(p) + p % PAGE * a.area.padded() + d] as f64;
         let q = &q[(row * a.heads + head) * dim..][..dim];
-        let scores: Vec<f64> = (r.from..r.to)
-            .map(|p| (0..dim).map(|d| q[d] as f64 * k(p, d)).sum::<f64>() * a.scale as f64)
-            .collect();
+        let scores: Vec<f64> =
+            (r.from..r.to).map(|p| (0..dim).map(|d| q[d] as f64 * k(p, d)).sum::<f64>() * a.scale as f64).collect();
         let top = scores.iter().fold(f64::MIN, |m, s| m.max(*s));
         let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -597,9 +580,7 @@ mod tests {
             v.fill(0.0);
         }
         for p in 0..context {
-            let mut row = |scale: f32| -> Vec<f32> {
-                (0..kv_heads * dim).map(|_| random(&mut seed) * scale).collect()
-            };
+            let mut row = |scale: f32| -> Vec<f32> { (0..kv_heads * dim).map(|_| random(&mut seed) * scale).collect() };
             let (key, value) = (row(2.0), row(1.0));
             let slot = pages[p / PAGE] as usize * PAGE + p % PAGE;
             append(&area, &mut k, &mut v, slot, &key, &value);

@@ -9,12 +9,14 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod attention;
+mod device;
 mod matmul;
 mod memory;
 mod pool;
 mod rows;
 mod simd;
 
+pub use device::CpuDevice;
 pub use matmul::activations::Activations;
 pub use matmul::packed::{PackError, Packed};
 pub use matmul::{Product, multiply};

@@ -136,12 +136,7 @@ impl Pool {
         F: Fn(usize, Range<usize>) + Sync,
     {
         /// SAFETY of calling it: `context` is the `&F` of a job that is not over.
-        unsafe fn call<F: Fn(usize, Range<usize>) + Sync>(
-            context: *const (),
-            worker: usize,
-            first: usize,
-            end: usize,
-        ) {
+        unsafe fn call<F: Fn(usize, Range<usize>) + Sync>(context: *const (), worker: usize, first: usize, end: usize) {
             // SAFETY: the promise above; `F: Sync` lets several threads share it.
             let f = unsafe { &*context.cast::<F>() };
             f(worker, first..end);
@@ -220,12 +215,7 @@ impl Shared {
             let task = self.task.load(Ordering::Relaxed);
             let context = self.context.load(Ordering::Relaxed);
             let total = self.total.load(Ordering::Relaxed);
-            match self.claim.compare_exchange_weak(
-                word,
-                word - u64::from(bite),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
+            match self.claim.compare_exchange_weak(word, word - u64::from(bite), Ordering::AcqRel, Ordering::Acquire) {
                 Err(now) => word = now,
                 Ok(_) => {
                     let first = total - left as usize;

@@ -37,8 +37,7 @@ fn weights(format: &QuantFormat, rows: usize, cols: usize, random: &mut Random) 
     let blocks = rows * cols / format.block_elems as usize;
     let mut bytes = Vec::new();
     for _ in 0..blocks {
-        let mut block: Vec<u8> =
-            (0..format.block_bytes).map(|_| (random.next() >> 32) as u8).collect();
+        let mut block: Vec<u8> = (0..format.block_bytes).map(|_| (random.next() >> 32) as u8).collect();
         match format.name {
             "F32" => block.copy_from_slice(&random.float().to_le_bytes()),
             "F16" => block.copy_from_slice(&f16::from_f32(random.float()).to_le_bytes()),
@@ -132,16 +131,9 @@ fn all_formats_on_all_instruction_sets() {
     for isa in Isa::available() {
         for format in FORMATS.iter().copied() {
             let block = format.block_elems as usize;
-            for (rows, blocks, tokens) in [
-                (1, 1, 1),
-                (16, 2, 2),
-                (17, 3, 3),
-                (40, 1, 5),
-                (50, 5, 8),
-                (33, 2, 16),
-                (7, 4, 17),
-                (20, 3, 33),
-            ] {
+            for (rows, blocks, tokens) in
+                [(1, 1, 1), (16, 2, 2), (17, 3, 3), (40, 1, 5), (50, 5, 8), (33, 2, 16), (7, 4, 17), (20, 3, 33)]
+            {
                 check(isa, format, rows, blocks * block, tokens);
             }
         }
@@ -213,14 +205,7 @@ fn finishes_and_shared_loops() {
         let mut gelu = vec![0f32; tokens * stride];
         let residual: Vec<f32> = (0..tokens * stride).map(|_| random.float()).collect();
         let mut added = residual.clone();
-        let one = |out, glu, bias, accumulate| Product {
-            weights: &gate,
-            glu,
-            bias,
-            accumulate,
-            out,
-            stride,
-        };
+        let one = |out, glu, bias, accumulate| Product { weights: &gate, glu, bias, accumulate, out, stride };
         multiply(
             &pool,
             &a,

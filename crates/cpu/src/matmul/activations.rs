@@ -65,15 +65,7 @@ impl Activations {
     ///
     /// # Panics
     /// When `x` is shorter than its shape says.
-    pub fn fill(
-        &mut self,
-        pool: &Pool,
-        precision: ActPrecision,
-        tokens: usize,
-        cols: usize,
-        x: &[f32],
-        stride: usize,
-    ) {
+    pub fn fill(&mut self, pool: &Pool, precision: ActPrecision, tokens: usize, cols: usize, x: &[f32], stride: usize) {
         assert!(stride >= cols, "stride {stride} below {cols} columns");
         assert!(tokens == 0 || x.len() >= (tokens - 1) * stride + cols, "x is too short");
         let read = |t: usize| &x[t * stride..t * stride + cols];
@@ -83,14 +75,8 @@ impl Activations {
     }
 
     /// As [`Activations::fill`], but asks `row(t, out)` for each row: a norm, say, can be computed on the way.
-    pub fn fill_with<F>(
-        &mut self,
-        pool: &Pool,
-        precision: ActPrecision,
-        tokens: usize,
-        cols: usize,
-        row: F,
-    ) where
+    pub fn fill_with<F>(&mut self, pool: &Pool, precision: ActPrecision, tokens: usize, cols: usize, row: F)
+    where
         F: Fn(usize, &mut [f32]) + Sync,
     {
         self.precision = precision;

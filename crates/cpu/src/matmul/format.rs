@@ -172,10 +172,7 @@ fn pack_k_scales(d_dmin: &[u8], six: &[u8], row: usize, s: &mut [u8]) {
     for j in 0..8 {
         let (scale, min) = match j {
             0..4 => (six[j] & 63, six[j + 4] & 63),
-            _ => (
-                six[j + 4] & 15 | six[j - 4] >> 6 << 4,
-                six[j + 4] >> 4 | six[j] >> 6 << 4,
-            ),
+            _ => (six[j + 4] & 15 | six[j - 4] >> 6 << 4, six[j + 4] >> 4 | six[j] >> 6 << 4),
         };
         s[64 + 16 * j + row] = scale;
         s[192 + 16 * j + row] = min;
@@ -368,9 +365,7 @@ impl Quant for Q5K {
         pack_k_scales(block, &block[4..16], row, s);
         // Bit b of high byte l belongs to column l of block b.
         for b in 0..8 {
-            let bits = (0..8).fold(0, |bits, j| {
-                bits | gather_bits(word(&block[16..48], j) >> b) << (4 * j)
-            });
+            let bits = (0..8).fold(0, |bits, j| bits | gather_bits(word(&block[16..48], j) >> b) << (4 * j));
             pack_fifth(bits, row, &mut h[64 * b..64 * b + 64]);
         }
         pack_k_nibbles(&block[48..176], row, q);
@@ -392,11 +387,7 @@ impl Quant for Q6K {
         unsafe {
             let d = V::load_f16(s.cast());
             let at = s.add(32 + 32 * sub);
-            Scales {
-                d: V::mul(d, V::load_i8(at)),
-                d1: V::mul(d, V::load_i8(at.add(16))),
-                m: V::splat(0.0),
-            }
+            Scales { d: V::mul(d, V::load_i8(at)), d1: V::mul(d, V::load_i8(at.add(16))), m: V::splat(0.0) }
         }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], h: &mut [u8], s: &mut [u8]) {

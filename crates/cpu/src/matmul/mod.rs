@@ -11,9 +11,9 @@ pub(crate) mod format;
 pub(crate) mod kernels;
 pub(crate) mod packed;
 
+use crate::Pool;
 use crate::memory::SharedPtr;
 use crate::rows::gate;
-use crate::Pool;
 use activations::{Activations, Group};
 use format::{BLOCK, TILE};
 use packed::Packed;
@@ -136,13 +136,7 @@ impl<'a> Job<'a> {
     }
 }
 
-fn tile_product(
-    w: &Packed,
-    tile: usize,
-    precision: ActPrecision,
-    group: &Group,
-    out: &mut [f32; 16 * TILE],
-) {
+fn tile_product(w: &Packed, tile: usize, precision: ActPrecision, group: &Group, out: &mut [f32; 16 * TILE]) {
     let mut args = w.tile_args(tile);
     (args.xq, args.xs, args.out) = (group.xq, group.xs, out.as_mut_ptr());
     let index = group.width.trailing_zeros() as usize;

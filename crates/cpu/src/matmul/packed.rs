@@ -6,9 +6,7 @@
 //! The packed copy replaces the file's bytes: after `new` the mapped file is not read again.
 
 use super::format::*;
-use super::kernels::{
-    GROUPS, TileArgs, TileFn, exact_fn, float_fn, float_row_fn, int_fn, int_row_fn,
-};
+use super::kernels::{GROUPS, TileArgs, TileFn, exact_fn, float_fn, float_row_fn, int_fn, int_row_fn};
 use crate::memory::{Region, SharedPtr};
 use crate::{Isa, Pool};
 use zinc_ir::quant::QuantFormat;
@@ -203,18 +201,9 @@ impl Packed {
             let got = bytes.len();
             return Err(PackError::Size { rows, cols, format: format.name, need, got });
         }
-        let mut packed = Packed {
-            format,
-            row,
-            kernels: (row.kernels)(isa),
-            isa,
-            rows,
-            cols,
-            memory: Region::empty(),
-        };
+        let mut packed = Packed { format, row, kernels: (row.kernels)(isa), isa, rows, cols, memory: Region::empty() };
         let total = packed.tiles() * packed.tile_bytes();
-        packed.memory = Region::new(total)
-            .map_err(|source| PackError::Memory { bytes: total, source })?;
+        packed.memory = Region::new(total).map_err(|source| PackError::Memory { bytes: total, source })?;
         packed.fill(pool, bytes, row_bytes);
         Ok(packed)
     }
@@ -226,9 +215,7 @@ impl Packed {
         pool.for_each_chunk(self.tiles(), |_, tiles| {
             for tile in tiles {
                 // SAFETY: the region has `tiles · tile_bytes` bytes, and each tile is visited once.
-                let out = unsafe {
-                    std::slice::from_raw_parts_mut(base.get().add(tile * tile_bytes), tile_bytes)
-                };
+                let out = unsafe { std::slice::from_raw_parts_mut(base.get().add(tile * tile_bytes), tile_bytes) };
                 this.pack_tile(tile, bytes, row_bytes, out);
             }
         });

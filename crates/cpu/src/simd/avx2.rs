@@ -28,12 +28,7 @@ pub(crate) unsafe fn sum8(b: __m256) -> f32 {
 #[inline(always)]
 #[allow(unsafe_op_in_unsafe_fn)]
 unsafe fn spread(mask: u32) -> __m256i {
-    let index = _mm256_setr_epi64x(
-        0,
-        0x0101_0101_0101_0101,
-        0x0202_0202_0202_0202,
-        0x0303_0303_0303_0303,
-    );
+    let index = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
     let bits = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(mask as i32), index);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bits), bits)
@@ -54,10 +49,7 @@ macro_rules! each {
 macro_rules! widened {
     ($p:expr, $widen:ident) => {{
         let v = _mm_loadu_si128($p.cast());
-        [
-            _mm256_cvtepi32_ps($widen(v)),
-            _mm256_cvtepi32_ps($widen(_mm_unpackhi_epi64(v, v))),
-        ]
+        [_mm256_cvtepi32_ps($widen(v)), _mm256_cvtepi32_ps($widen(_mm_unpackhi_epi64(v, v)))]
     }};
 }
 
@@ -83,10 +75,7 @@ unsafe impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> F {
-        [
-            _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
-            _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
-        ]
+        [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))]
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: F) {
@@ -179,10 +168,7 @@ unsafe impl Lanes for Avx2 {
         // packs works within 128-bit halves: dwords 0-3,8-11 | 4-7,12-15; the permutation undoes it.
         let words = _mm256_packs_epi32(v[0], v[1]);
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-        let bytes = _mm_packs_epi16(
-            _mm256_castsi256_si128(words),
-            _mm256_extracti128_si256::<1>(words),
-        );
+        let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         _mm_storeu_si128(p.cast(), bytes);
     }
     #[inline(always)]

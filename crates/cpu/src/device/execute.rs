@@ -1,0 +1,300 @@
+//! Runs the works of a program, one after the other, each on all threads.
+
+use super::DeviceError;
+use super::model::{Kv, KvLayer, Model};
+use super::program::{Kind, ProductSpec, Program, RowOp, Slot, Work};
+use crate::attention::{Attention, KvElement, PAGE, Row, append};
+use crate::matmul::{Product, multiply};
+use crate::memory::SharedPtr;
+use crate::{Activations, Isa, Pool, rows};
+use std::time::{Duration, Instant};
+use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
+use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepError, StepOutput, rotations};
+
+/// Values of a step, kept from step to step of one program.
+#[derive(Default)]
+pub(super) struct Values {
+    slots: Vec<Vec<f32>>,
+    tokens: Vec<u32>,
+}
+
+/// One step in progress.
+pub(super) struct Run<'a> {
+    pub(super) pool: &'a Pool,
+    pub(super) isa: Isa,
+    pub(super) act: ActPrecision,
+    pub(super) graph: &'a Graph,
+    pub(super) model: &'a mut Model,
+    pub(super) program: &'a Program,
+    pub(super) values: &'a mut Values,
+    pub(super) activations: &'a mut Activations,
+    pub(super) step: &'a Step,
+    /// Rotations of every table: `[token][2][pairs]`.
+    pub(super) turns: Vec<Vec<f32>>,
+}
+
+/// Checks what [`Step::check`] cannot know: that pages, slots and tokens exist in the model.
+pub(super) fn check_step(step: &Step, graph: &Graph, pages: u32) -> Result<(), StepError> {
+    let vocabulary = graph.nodes().iter().filter_map(|n| match n.op {
+        Op::Embed { table } => Some(graph.weight_of(table).rows),
+        _ => None,
+    });
+    let vocabulary = vocabulary.min().unwrap_or(u32::MAX);
+    if step.tokens.iter().any(|t| *t >= vocabulary) {
+        return Err(StepError::Inconsistent("a token is not in the vocabulary"));
+    }
+    if step.pages.iter().flatten().any(|p| *p >= pages) {
+        return Err(StepError::Inconsistent("a page is not in the pool"));
+    }
+    if step.slots.iter().any(|s| *s != NO_SLOT && *s as usize / PAGE >= pages as usize) {
+        return Err(StepError::Inconsistent("a KV slot is not in the pool"));
+    }
+    Ok(())
+}
+
+/// The rotations of all rows for every table of the graph.
+pub(super) fn turns(pool: &Pool, graph: &Graph, step: &Step) -> Vec<Vec<f32>> {
+    let rows = step.positions.len();
+    let table = |rope: &zinc_ir::graph::Rope| {
+        let width = 2 * rope.inv_freq.len();
+        let mut table = vec![0f32; rows * width];
+        each_row(pool, &mut table, rows, |t, out| {
+            out.copy_from_slice(&rotations(&rope.inv_freq, rope.magnitude, step.positions[t]));
+        });
+        table
+    };
+    graph.ropes().iter().map(table).collect()
+}
+
+/// `f(row, values)` for all rows of a matrix, in parallel.
+fn each_row(pool: &Pool, data: &mut [f32], rows: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    let cols = data.len().checked_div(rows).unwrap_or(0);
+    let base = SharedPtr(data.as_mut_ptr());
+    pool.for_each_chunk(rows, |_, range| {
+        for t in range {
+            // SAFETY: row t of the matrix, visited once.
+            f(t, unsafe { std::slice::from_raw_parts_mut(base.get().add(t * cols), cols) });
+        }
+    });
+}
+
+impl Run<'_> {
+    /// Runs everything; adds the time of each work to its launch if asked.
+    pub(super) fn run(&mut self, mut times: Option<&mut [Duration]>) -> StepOutput {
+        self.values.slots.resize_with(self.program.slots.len(), Vec::new);
+        let program = self.program;
+        for work in &program.works {
+            let start = times.is_some().then(Instant::now);
+            self.work(work);
+            if let (Some(times), Some(start)) = (times.as_deref_mut(), start) {
+                times[work.launch] += start.elapsed();
+            }
+        }
+        self.output()
+    }
+
+    fn output(&mut self) -> StepOutput {
+        let Some((slot, node)) = self.program.output else { return StepOutput::None };
+        if self.step.outputs.is_empty() {
+            return StepOutput::None;
+        }
+        match self.graph.op(node) {
+            Op::Argmax { .. } => StepOutput::Tokens(std::mem::take(&mut self.values.tokens)),
+            _ => StepOutput::Logits(std::mem::take(&mut self.values.slots[slot])),
+        }
+    }
+
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.step.tokens.len(),
+            Rows::Outputs => self.step.outputs.len(),
+        }
+    }
+
+    /// The buffer of a slot, out of the table, with `rows` rows of any content.
+    fn take(&mut self, slot: Slot, rows: usize) -> Vec<f32> {
+        let mut buffer = std::mem::take(&mut self.values.slots[slot]);
+        buffer.resize(rows * self.program.slots[slot], 0.0);
+        buffer
+    }
+
+    fn work(&mut self, work: &Work) {
+        let rows = self.count(work.rows);
+        match &work.kind {
+            Kind::Embed { table, out } => {
+                let mut buffer = self.take(*out, rows);
+                let (table, tokens) = (self.model.matrix(*table), &self.step.tokens);
+                each_row(self.pool, &mut buffer, rows, |t, out| {
+                    table.decode_row(tokens[t] as usize, out);
+                });
+                self.values.slots[*out] = buffer;
+            }
+            Kind::Select { x, out } => {
+                let mut buffer = self.take(*out, rows);
+                let (cols, x) = (self.program.slots[*x], &self.values.slots[*x]);
+                for (to, row) in buffer.chunks_exact_mut(cols).zip(&self.step.outputs) {
+                    to.copy_from_slice(&x[*row as usize * cols..][..cols]);
+                }
+                self.values.slots[*out] = buffer;
+            }
+            Kind::Products { x, norm, list } => self.products(rows, *x, *norm, list),
+            Kind::Row { op, x, out } => self.row(*op, *x, *out, rows),
+            Kind::Append { k, v, layer } => self.append(*k, *v, *layer),
+            Kind::Attention { q, layer, spec, out } => {
+                let mut buffer = self.take(*out, rows);
+                match &self.model.kv {
+                    Kv::F32(layers) => self.attend(&layers[*layer], *q, spec, &mut buffer),
+                    Kv::F16(layers) => self.attend(&layers[*layer], *q, spec, &mut buffer),
+                }
+                self.values.slots[*out] = buffer;
+            }
+            Kind::Argmax { x } => {
+                let (cols, isa) = (self.program.slots[*x], self.isa);
+                let x = &self.values.slots[*x][..rows * cols];
+                self.values.tokens = x.chunks_exact(cols).map(|row| rows::argmax(isa, row)).collect();
+            }
+        }
+    }
+
+    fn products(&mut self, rows: usize, x: Slot, norm: Option<(WeightId, f32)>, list: &[ProductSpec]) {
+        let integers = self.model.matrix(list[0].weight).takes_integers();
+        let act = match self.act {
+            ActPrecision::Q8 if !integers => ActPrecision::F16,
+            act => act,
+        };
+        let (isa, cols) = (self.isa, self.program.slots[x]);
+        {
+            let x = &self.values.slots[x][..rows * cols];
+            let read = |t: usize| &x[t * cols..(t + 1) * cols];
+            match norm {
+                None => self.activations.fill(self.pool, act, rows, cols, x, cols),
+                Some((weight, eps)) => {
+                    let weight = self.model.vector(weight);
+                    self.activations.fill_with(self.pool, act, rows, cols, |t, out| {
+                        rows::rms_norm(isa, read(t), weight, eps, out);
+                    });
+                }
+            }
+        }
+        let mut outs: Vec<Vec<f32>> = list
+            .iter()
+            .map(|p| {
+                let mut out = self.take(p.out, rows);
+                if let Some(from) = p.residual.filter(|r| *r != p.out) {
+                    let size = out.len();
+                    out.copy_from_slice(&self.values.slots[from][..size]);
+                }
+                out
+            })
+            .collect();
+        let model = &*self.model;
+        let mut products: Vec<Product<'_>> = list
+            .iter()
+            .zip(&mut outs)
+            .map(|(p, out)| {
+                let weights = model.matrix(p.weight);
+                Product {
+                    weights,
+                    glu: p.glu.map(|(up, act)| (model.matrix(up), act)),
+                    bias: p.bias.map(|b| model.vector(b)),
+                    accumulate: p.residual.is_some(),
+                    out,
+                    stride: weights.rows(),
+                }
+            })
+            .collect();
+        multiply(self.pool, self.activations, &mut products);
+        for (p, out) in list.iter().zip(outs) {
+            self.values.slots[p.out] = out;
+        }
+    }
+
+    fn row(&mut self, op: RowOp, x: Slot, out: Slot, rows: usize) {
+        let mut buffer = self.take(out, rows);
+        if x != out {
+            let size = buffer.len();
+            buffer.copy_from_slice(&self.values.slots[x][..size]);
+        }
+        let (isa, cols, model) = (self.isa, self.program.slots[out], &*self.model);
+        let slots = &self.values.slots;
+        let other = |slot: Slot, t: usize| &slots[slot][t * cols..(t + 1) * cols];
+        let turns = |rope: RopeId, t: usize| {
+            let width = 2 * self.graph.ropes()[rope.index()].inv_freq.len();
+            &self.turns[rope.index()][t * width..(t + 1) * width]
+        };
+        each_row(self.pool, &mut buffer, rows, |t, row| match op {
+            RowOp::Scale(factor) => rows::scale(row, factor),
+            RowOp::Norm { weight, eps } => {
+                let copy = row.to_vec();
+                rows::rms_norm(isa, &copy, model.vector(weight), eps, row);
+            }
+            RowOp::Bias(weight) => rows::add(isa, row, model.vector(weight)),
+            RowOp::Add(b) => rows::add(isa, row, other(b, t)),
+            RowOp::Glu(up, act) => rows::gate(isa, act, row, other(up, t)),
+            RowOp::Rope { head_dim, pairing, rope } => {
+                rows::rope(isa, row, head_dim, pairing, turns(rope, t));
+            }
+        });
+        self.values.slots[out] = buffer;
+    }
+
+    fn append(&mut self, k: Slot, v: Slot, layer: usize) {
+        let (k, v) = (&self.values.slots[k], &self.values.slots[v]);
+        match &mut self.model.kv {
+            Kv::F32(layers) => append_rows(&mut layers[layer], self.step, k, v),
+            Kv::F16(layers) => append_rows(&mut layers[layer], self.step, k, v),
+        }
+    }
+
+    fn attend<E: KvElement>(&self, layer: &KvLayer<E>, q: Slot, spec: &AttentionSpec, out: &mut [f32]) {
+        let step = self.step;
+        let window = spec.window.map_or(usize::MAX, |w| w as usize);
+        let row = |t: usize| {
+            let to = step.positions[t] as usize + 1;
+            let pages = &step.pages[step.sequence[t] as usize][..];
+            Row { from: to.saturating_sub(window), to, pages }
+        };
+        let rows: Vec<Row<'_>> = (0..step.tokens.len()).map(row).collect();
+        let attention = Attention {
+            isa: self.isa,
+            area: layer.area,
+            heads: spec.heads as usize,
+            scale: spec.scale,
+            k: &layer.k,
+            v: &layer.v,
+            rows: &rows,
+        };
+        attention.run(self.pool, &self.values.slots[q][..out.len()], out);
+    }
+}
+
+fn append_rows<E: KvElement>(layer: &mut KvLayer<E>, step: &Step, k: &[f32], v: &[f32]) {
+    let cols = layer.area.heads * layer.area.dim;
+    for (t, slot) in step.slots.iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
+        let row = t * cols..(t + 1) * cols;
+        let (k, v) = (&k[row.clone()], &v[row]);
+        append(&layer.area, &mut layer.k, &mut layer.v, *slot as usize, k, v);
+    }
+}
+
+/// Copies pages within all layers.
+pub(super) fn copy_pages(kv: &mut Kv, pairs: &[(u32, u32)], pages: u32) -> Result<(), DeviceError> {
+    if pairs.iter().any(|(from, to)| from.max(to) >= &pages) {
+        return Err(DeviceError::Misuse("a page to copy is not in the pool"));
+    }
+    fn copy<E: Copy>(layers: &mut [KvLayer<E>], pairs: &[(u32, u32)]) {
+        for layer in layers {
+            let size = layer.area.page();
+            for &(from, to) in pairs {
+                let (from, to) = (from as usize * size, to as usize * size);
+                layer.k.copy_within(from..from + size, to);
+                layer.v.copy_within(from..from + size, to);
+            }
+        }
+    }
+    match kv {
+        Kv::F32(layers) => copy(layers, pairs),
+        Kv::F16(layers) => copy(layers, pairs),
+    }
+    Ok(())
+}
