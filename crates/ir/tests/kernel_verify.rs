@@ -201,7 +201,9 @@ fn structure() {
     assert_eq!(broken(&inside), Problem::DefinedTwice(at.0));
     let claims = |k: &mut Kernel| {
         let Op::If { then_yield, else_yield, results, .. } = &mut k.ops[at.0 as usize] else { panic!() };
-        [then_yield, else_yield, results].map(|values| values.push(add));
+        for values in [then_yield, else_yield, results] {
+            values.push(add);
+        }
     };
     assert_eq!(broken(&claims), Problem::NotParam(add.0));
     let wide_constant = |k: &mut Kernel| {
