@@ -9,7 +9,7 @@ use crate::test::cargo_step;
 use std::process::{Command, ExitCode};
 
 /// Packages with tests that compare against files and rewrite them when `BLESS` is set.
-const PACKAGES: &[&str] = &["zinc-ir", "zinc-compiler", "zinc-spirv"];
+const PACKAGES: &[&str] = &["zinc-conformance", "zinc-models"];
 
 /// The command itself.
 pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {

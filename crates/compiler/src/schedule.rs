@@ -30,7 +30,7 @@ pub(crate) fn schedule(
         scratch_bytes: places.bytes,
         output_bytes: ctx.output.map_or(0, |o| ctx.value_bytes(o)),
     };
-    let mut known: HashMap<String, KernelId> = HashMap::new();
+    let mut known: HashMap<u128, KernelId> = HashMap::new();
     let mut since_barrier: Vec<Launch> = vec![];
     for (index, (region, emission)) in regions.iter().zip(emissions).enumerate() {
         let mut launches = vec![];
@@ -43,9 +43,9 @@ pub(crate) fn schedule(
             if i + 1 < count {
                 launch.region = vec![];
             }
-            let text = sketch.kernel.to_string();
+            let print = sketch.kernel.fingerprint();
             let next = KernelId(plan.kernels.len() as u32);
-            let id = *known.entry(text).or_insert(next);
+            let id = *known.entry(print).or_insert(next);
             if id == next {
                 plan.kernels.push(sketch.kernel);
             }
