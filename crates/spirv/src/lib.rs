@@ -16,10 +16,12 @@
 mod arith;
 mod barrier;
 mod control;
+mod disassemble;
 mod emitter;
 mod memory;
 mod require;
 
+pub use disassemble::{DisassembleError, disassemble};
 pub use require::{MatrixShape, PushLayout, Requirements, push_layout, requirements};
 
 use zinc_ir::kernel::{Kernel, Type, Value};

@@ -327,3 +327,13 @@ fn malformed_kernels_are_typed_errors() {
     }
     assert_eq!(emit(&b.finish(), MODES), Err(EmitError::TooManyArgs { kernel: "many".into(), bytes: 264 }));
 }
+
+#[test]
+fn every_sample_is_valid_vulkan_1_3_at_every_subgroup_size() {
+    for size in [4, 8, 16, 32, 64] {
+        for sample in zinc_ir::kernel::samples::all(size) {
+            let name = format!("sample-{}-{size}", sample.kernel.name);
+            validate(&Kernel { name, ..sample.kernel });
+        }
+    }
+}

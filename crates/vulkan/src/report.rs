@@ -267,7 +267,9 @@ pub(crate) fn report(instance: &Instance, device: vk::PhysicalDevice, index: usi
     } else {
         contract(instance, device, &p)
     };
-    if has(ash::khr::cooperative_matrix::NAME) && report.usable.is_ok() {
+    // Mesa 26.1's llvmpipe crashes when it compiles a matrix product for 512-bit vectors.
+    let crashes = report.driver == "llvmpipe" && report.subgroup_size == 16;
+    if has(ash::khr::cooperative_matrix::NAME) && report.usable.is_ok() && !crashes {
         report.matrices = matrices(instance, device);
     }
     report

@@ -190,8 +190,8 @@ fn weights_of_every_format_arrive_in_the_device_layout() {
 fn synthetic_weights_are_the_defined_ones() {
     let Some(mut device) = device(Options::default()) else { return };
     let mut graph = weights_of_every_format(256, 20_000);
-    graph.weight("norm.weight", 1, 4096, &zinc_ir::quant::F32);
-    graph.weight("q.bias", 1, 100, &zinc_ir::quant::F32);
+    graph.weight("norm.weight", 1, 4096, zinc_ir::quant::F32);
+    graph.weight("q.bias", 1, 100, zinc_ir::quant::F32);
     let copy = graph.clone();
     check_weights(&mut device, graph, &Seeded, &|id| {
         let weight = copy.weight_of(id);
@@ -205,7 +205,7 @@ fn synthetic_weights_are_the_defined_ones() {
 /// A graph with one KV layer and one small weight.
 fn small(device: &mut VulkanDevice, pages: u32) -> Plans {
     let mut graph = Graph::new();
-    let table = graph.weight("w.weight", 64, 32, &zinc_ir::quant::F32);
+    let table = graph.weight("w.weight", 64, 32, zinc_ir::quant::F32);
     let x = graph.embed(table);
     let x = graph.kv_append(x, x, 32);
     let _ = x;

@@ -19,7 +19,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 #[test]
 fn a_kernel_reads_computes_and_writes() {
     let Some(mut device) = device(Options::default()) else { return };
-    println!("{}", device.description());
+    println!("{} validated: {}", device.description(), device.validated());
     let size = device.caps().subgroup_size;
     let b = Builder::new("affine", 64, size);
     let (x, y, s) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write), b.arg("s", ArgKind::Write));
