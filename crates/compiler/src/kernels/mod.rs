@@ -6,6 +6,7 @@
 
 mod args;
 mod attention;
+mod attention_tiled;
 mod dot;
 mod matmul;
 mod matvec;
@@ -29,6 +30,7 @@ pub static TEMPLATES: &[&Template] = &[
     &matmul::GLU,
     &matmul::RESIDUAL,
     &matmul::MATMUL,
+    &attention_tiled::ATTENTION_TILED,
     &attention::ATTENTION,
     &rows::EMBED_SCALED,
     &rows::EMBED,
