@@ -1,0 +1,71 @@
+//! The CPU device: every SIMD level of this machine, against independent implementations.
+
+use zinc_compiler::Choices;
+use zinc_conformance::{ARCHITECTURES, FORMATS, architecture, batch_equals_solo, format, greedy_equals_reference};
+use zinc_cpu::{CpuDevice, Isa};
+use zinc_ir::plan::{ActPrecision, KvType};
+
+const PRECISIONS: [ActPrecision; 3] = [ActPrecision::F32, ActPrecision::F16, ActPrecision::Q8];
+
+fn each_level(test: impl Fn(&mut CpuDevice)) {
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            test(&mut CpuDevice::with_isa(threads, isa).expect("a device"));
+        }
+    }
+}
+
+#[test]
+fn architectures() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            for act in PRECISIONS {
+                let choices = Choices { act, ..Choices::default() };
+                architecture(device, name, choices, KvType::F32, 24);
+                architecture(device, name, choices, KvType::F16, 5);
+            }
+        }
+    });
+}
+
+#[test]
+fn unfused_regions() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            architecture(device, name, Choices { fuse: false, ..Choices::default() }, KvType::F32, 7);
+        }
+    });
+}
+
+#[test]
+fn formats() {
+    each_level(|device| {
+        for name in FORMATS {
+            for act in PRECISIONS {
+                format(device, name, Choices { act, ..Choices::default() }, 24, 24);
+                format(device, name, Choices { act, ..Choices::default() }, 1, 24);
+            }
+        }
+    });
+}
+
+#[test]
+fn batches() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            batch_equals_solo(device, &format!("arch/{name}"));
+        }
+    });
+}
+
+#[test]
+fn greedy() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            for act in [ActPrecision::F32, ActPrecision::F16] {
+                let choices = Choices { act, ..Choices::default() };
+                greedy_equals_reference(device, &format!("arch/{name}"), choices, KvType::F16, 24);
+            }
+        }
+    });
+}

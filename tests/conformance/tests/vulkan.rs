@@ -1,0 +1,94 @@
+//! The Vulkan device, on the driver set this test runs in, against independent implementations.
+
+use zinc_compiler::Choices;
+use zinc_conformance::{ARCHITECTURES, FORMATS, architecture, batch_equals_solo, format, greedy_equals_reference};
+use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_vulkan::{Options, VulkanDevice, list_devices};
+
+/// Runs `test` on the device with the validation layer on; any message is a failure.
+fn on_device(test: impl Fn(&mut VulkanDevice)) {
+    let wanted = std::env::var("ZINC_TEST_VULKAN").ok();
+    if wanted.as_deref().is_some_and(|d| d.starts_with("radv:")) {
+        println!("not run: the driver has no hardware");
+        return;
+    }
+    let devices = list_devices().unwrap_or_default();
+    let Some(report) = devices.iter().find(|d| d.usable.is_ok() && !d.no_hardware) else {
+        assert!(wanted.is_none(), "no usable device with {wanted:?}: {devices:?}");
+        println!("not run: no Vulkan device");
+        return;
+    };
+    let options = Options { validation: true, ..Options::default() };
+    let mut device = VulkanDevice::open(report.index, &options).expect("a usable device opens");
+    test(&mut device);
+    let messages = device.validation_messages();
+    assert!(messages.is_empty(), "the validation layer said:\n{}", messages.join("\n"));
+}
+
+fn choices(act: ActPrecision) -> Choices {
+    Choices { act, ..Choices::default() }
+}
+
+#[test]
+fn architectures_in_few_rows() {
+    on_device(|device| {
+        for (name, _) in ARCHITECTURES {
+            architecture(device, name, choices(ActPrecision::F32), KvType::F32, 1);
+            architecture(device, name, choices(ActPrecision::F32), KvType::F16, 7);
+            architecture(device, name, choices(ActPrecision::Q8), KvType::F16, 2);
+        }
+    });
+}
+
+#[test]
+fn architectures_in_prompts() {
+    on_device(|device| {
+        for (name, _) in ARCHITECTURES {
+            architecture(device, name, choices(ActPrecision::F32), KvType::F32, 24);
+            architecture(device, name, choices(ActPrecision::F16), KvType::F16, 17);
+            architecture(device, name, choices(ActPrecision::Q8), KvType::F16, 12);
+        }
+    });
+}
+
+#[test]
+fn unfused() {
+    on_device(|device| {
+        for rows in [3, 16] {
+            for (name, _) in ARCHITECTURES {
+                architecture(device, name, Choices { fuse: false, ..Choices::default() }, KvType::F32, rows);
+            }
+        }
+    });
+}
+
+#[test]
+fn formats() {
+    on_device(|device| {
+        for name in FORMATS {
+            for act in [ActPrecision::F32, ActPrecision::F16, ActPrecision::Q8] {
+                format(device, name, choices(act), 24, 24);
+                format(device, name, choices(act), 1, 24);
+            }
+        }
+    });
+}
+
+#[test]
+fn batches() {
+    on_device(|device| {
+        for (name, _) in ARCHITECTURES {
+            batch_equals_solo(device, &format!("arch/{name}"));
+        }
+    });
+}
+
+#[test]
+fn greedy() {
+    on_device(|device| {
+        for (name, _) in ARCHITECTURES {
+            greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F32), KvType::F16, 1);
+            greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F16), KvType::F16, 24);
+        }
+    });
+}
