@@ -72,7 +72,7 @@ fn out_of_bounds() {
 fn misaligned() {
     let f = fault("", &own("%3: u32x4 = load [$x + %2] align 16"));
     assert_fault!(f.clone(), FaultKind::Misaligned { align: 16, .. });
-    assert!(f.lane % 4 != 0);
+    assert!(!f.lane.is_multiple_of(4));
     fine("", &own("%3: u32x4 = load [$x + %2] align 4"));
     assert_fault!(fault("", "%3: u32 = atomic_add [$y + 2], 1"), FaultKind::Misaligned { align: 4, .. });
 }
