@@ -1,8 +1,8 @@
 //! Prompts (more than 8 rows a step) through the generated kernels, in the interpreter.
 
 use zinc_compiler::Choices;
-use zinc_conformance::{Driver, Fixture, InterpretedDevice, distance, gpu_caps};
-use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_conformance::{Chunk, Driver, Fixture, InterpretedDevice, distance, gpu_caps};
+use zinc_ir::plan::{ActPrecision, KvType, StepOutput, Tail};
 
 fn logits(f: &Fixture, subgroup: u32, piece: usize, choices: Choices) -> Vec<f32> {
     let mut device = InterpretedDevice::new(gpu_caps(subgroup), 11);
@@ -65,4 +65,67 @@ fn matrices() {
     let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
     check("arch/llama", "logits_hf", 8, 24, choices, 3.6e-2, 5e-5);
     check("arch/gemma3", "logits_hf", 32, 24, choices, 5.1e-2, 5e-5);
+}
+
+/// Weight formats, each with another subgroup size: decoded exactly, and rounded to halves for matrices.
+#[test]
+fn formats() {
+    let formats = ["F16", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"];
+    for (format, subgroup) in formats.into_iter().zip([4, 8, 16, 32, 64].into_iter().cycle()) {
+        let path = format!("quant/{format}");
+        check(&path, "logits_dequant_f32", subgroup, 24, Choices::default(), 1e-3, 1e-8);
+        let halves = Choices { act: ActPrecision::F16, ..Choices::default() };
+        check(&path, "logits_dequant_f32", subgroup, 24, halves, 4e-2, 5e-5);
+    }
+}
+
+/// Rows of two sequences share tiles; each gets the very numbers it gets alone.
+#[test]
+fn batches_do_not_matter() {
+    for (path, subgroup) in [("arch/gemma3", 8), ("arch/qwen3", 32)] {
+        let f = Fixture::open(path);
+        let second: Vec<u32> = f.prompt.iter().rev().copied().collect();
+        let mut device = InterpretedDevice::new(gpu_caps(subgroup), 5);
+        let choices = Choices::default();
+        let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 2, 64);
+        let chunk = |sequence, tokens| Chunk { sequence, tokens };
+        let alone = [
+            rows(driver.step(&[chunk(0, &f.prompt[..10])], 10, Tail::Logits)),
+            rows(driver.step(&[chunk(1, &second[..13])], 16, Tail::Logits)),
+            rows(driver.step(&[chunk(0, &f.prompt[10..])], 14, Tail::Logits)),
+            rows(driver.step(&[chunk(1, &second[13..])], 11, Tail::Logits)),
+        ];
+        driver.clear(0);
+        driver.clear(1);
+        let first = driver.step(&[chunk(1, &second[..13]), chunk(0, &f.prompt[..10])], 24, Tail::Logits);
+        let then = driver.step(&[chunk(0, &f.prompt[10..]), chunk(1, &second[13..])], 25, Tail::Logits);
+        let expected = [[&alone[1][..], &alone[0]].concat(), [&alone[2][..], &alone[3]].concat()];
+        assert!(rows(first) == expected[0] && rows(then) == expected[1], "{path}: a row depends on its batch");
+    }
+}
+
+/// Several chunks of tokens, windows that skip some: as one-op kernels say.
+#[test]
+fn long_contexts() {
+    for (path, subgroup, kv) in [("arch/gemma3", 16, KvType::F32), ("arch/llama", 64, KvType::F16)] {
+        let f = Fixture::open(path);
+        let tokens: Vec<u32> = (0..100).map(|i| (i * i + 7 * i + 3) % 512).collect();
+        let run = |fuse| {
+            let mut device = InterpretedDevice::new(gpu_caps(subgroup), 3);
+            let choices = Choices { fuse, ..Choices::default() };
+            let mut driver = Driver::new(&mut device, &f.graph, &f.weights, kv, choices, 1, 128);
+            let got = driver.step(&[Chunk { sequence: 0, tokens: &tokens[..64] }], 64, Tail::Logits);
+            [rows(got), rows(driver.step(&[Chunk { sequence: 0, tokens: &tokens[64..] }], 40, Tail::Logits))].concat()
+        };
+        let d = distance(&run(false), &run(true), 512);
+        println!("{path}: {d:?}");
+        assert!(d.max < 2e-3 && d.kl < 1e-7, "{path}: {d:?}");
+    }
+}
+
+fn rows(output: StepOutput) -> Vec<f32> {
+    match output {
+        StepOutput::Logits(rows) => rows,
+        other => panic!("asked for logits, got {other:?}"),
+    }
 }

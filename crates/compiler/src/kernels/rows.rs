@@ -31,7 +31,13 @@ pub(super) static EMBED_SCALED: Template = Template {
 };
 template!(EMBED, "embed", "embedding rows", Op::Embed { .. }, emit_embed);
 template!(SELECT_ROWS, "select_rows", "rows whose logits are wanted", Op::SelectRows { .. }, emit_select_rows);
-template!(RMS_NORM, "rms_norm", "RMS norm of rows or heads", Op::RmsNorm { .. }, emit_rms_norm);
+pub(super) static RMS_NORM: Template = Template {
+    name: "rms_norm",
+    summary: "[select rows] RMS norm of rows or heads",
+    fused: false,
+    matches: match_rms_norm,
+    emit: emit_rms_norm,
+};
 template!(ROPE, "rope", "rotary embedding of heads", Op::Rope { .. }, emit_rope);
 template!(KV_APPEND, "kv_append", "K and V into the cache", Op::KvAppend { .. }, emit_kv_append);
 template!(GLU, "glu", "activation of gate times up", Op::Glu { .. }, emit_elementwise);
@@ -121,32 +127,65 @@ fn emit_select_rows(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileE
     }))
 }
 
-/// One subgroup per group of columns.
+/// A norm, with the selection of its rows.
+fn match_rms_norm(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let Op::RmsNorm { x, .. } = *f.op(node) else { return None };
+    let selects = f.ctx.choices.fuse && matches!(f.op(x), Op::SelectRows { .. }) && f.private(x, &[node]);
+    Some(if selects { vec![x, node] } else { vec![node] })
+}
+
+/// Quads of a group that a lane should at least have before another subgroup helps.
+const NORM_QUADS: u32 = 4;
+
+/// A tile per group of columns: a subgroup, or several for long groups.
 fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
     let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(out) else {
         return Err(ctx.unsupported(out, "pattern"));
     };
-    let sg = ctx.caps.subgroup_size;
-    let groups = ctx.cols(out) / group;
+    let source = match *ctx.graph.op(x) {
+        Op::SelectRows { x: inner } if region.nodes.contains(&x) => inner,
+        _ => x,
+    };
+    let (sg, groups) = (ctx.caps.subgroup_size, ctx.cols(out) / group);
+    let wide = if group.is_multiple_of(4) { 4 } else { 1 };
+    let lanes = workgroup(ctx, (group / wide / NORM_QUADS).max(1));
+    let ty = Type::Vec(Scalar::F32, wide as u8);
+    let align = wide as u8 * 4;
     let name = format!("rms_norm_{group}");
-    Ok(single(name, sg, sg, [ctx.rows(out) * groups, 1, 1], |b, args| {
-        let from = args.read("x", Operand::Value(x));
+    Ok(single(name, lanes, sg, [ctx.rows(out) * groups, 1, 1], |b, args| {
+        let from = args.read("x", Operand::Value(source));
+        let picks = (source != x).then(|| args.read("outputs", Operand::Input(Input::Outputs)));
         let gain = args.read("weight", Operand::Weight(weight));
         let y = args.write("y", Operand::Value(out));
-        let start = b.tile(0) * group;
-        let sum = b.for_(b.lane(), b.u32(group), sg, &[b.f32(0.0)], |i, acc| {
-            let v = b.load(Type::F32, from, (start + i) * 4, 4);
-            vec![b.fma(v, v, acc[0])]
+        let row = b.tile(0) / groups;
+        let picked = picks.map_or(row, |picks| b.load(Type::U32, picks, row * 4, 4));
+        let start = (picked * groups + b.tile(0) % groups) * group;
+        let zero = b.f32(0.0).splat(wide as u8);
+        let squares = b.for_(b.local_id(), b.u32(group / wide), lanes, &[zero], |i, sum| {
+            let v = b.load(ty, from, (start + i * wide) * 4, align);
+            vec![b.fma(v, v, sum[0])]
         });
-        let factor = (sum[0].subgroup_add() * (1.0 / group as f32) + eps).inv_sqrt();
-        b.for_(b.lane(), b.u32(group), sg, &[], |i, _| {
-            let v = b.load(Type::F32, from, (start + i) * 4, 4);
-            let g = b.load(Type::F32, gain, i * 4, 4);
-            b.store(y, (start + i) * 4, v * factor * g, 4);
-            vec![]
+        let sum = workgroup_sum(b, squares[0].sum_lanes(), lanes / sg);
+        let factor = (sum * (1.0 / group as f32) + eps).inv_sqrt().splat(wide as u8);
+        for_items(b, lanes, group / wide, |i| {
+            let v = b.load(ty, from, (start + i * wide) * 4, align);
+            let value = v * factor * b.load(ty, gain, i * (wide * 4), align);
+            b.store(y, (b.tile(0) * group + i * wide) * 4, value, align);
         });
     }))
+}
+
+/// Sum over all lanes of the workgroup, the same in all of them.
+fn workgroup_sum<'b>(b: &'b Builder, value: Val<'b>, subgroups: u32) -> Val<'b> {
+    let own = value.subgroup_add();
+    if subgroups == 1 {
+        return own;
+    }
+    let parts = b.shared("parts", Type::F32, subgroups);
+    b.if_(b.lane().eq(0), || b.shared_store(parts, b.subgroup_id(), own));
+    b.barrier();
+    b.for_(b.u32(0), b.u32(subgroups), 1, &[b.f32(0.0)], |i, sum| vec![sum[0] + b.shared_load(parts, i)])[0]
 }
 
 /// Cosine and sine of a pair for a row.
