@@ -21,6 +21,7 @@ mod repack;
 mod replay;
 mod report;
 mod stats;
+mod synthesize;
 mod upload;
 mod vulkan_device;
 

@@ -12,6 +12,7 @@ use crate::memory::{Buffer, Place};
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::repack::repack;
 use crate::replay::{Command, Queue, Recording};
+use crate::synthesize::{items_per_block, plane_of, synthesize};
 use crate::upload::{PlaneTarget, Target, Uploader};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -140,9 +141,16 @@ impl Model {
         let total = weights.iter().map(Weight::bytes).sum();
         let mut done = 0;
         repackers.compile(gpu, weights)?;
+        let makers = Makers::compile(gpu, repackers, weights, source)?;
         let mut uploader = Uploader::new(gpu, queue)?;
         for (weight, i) in weights.iter().zip(0..) {
             let id = WeightId(i);
+            if let Some(parts) = makers.of(id) {
+                self.synthesize(&mut uploader, id, weight, parts, makers.lanes)?;
+                done += weight.bytes();
+                progress(Progress::Upload { done, total });
+                continue;
+            }
             let bytes = Bytes::of(weight, id, source)?;
             let block = weight.format.device_block_bytes() as u64;
             let piece = Uploader::piece_bytes() / block * block;
@@ -157,6 +165,35 @@ impl Model {
             }
         }
         uploader.finish()
+    }
+
+    /// Launches the kernels that make a synthetic weight.
+    fn synthesize(
+        &self,
+        uploader: &mut Uploader<'_>,
+        id: WeightId,
+        weight: &Weight,
+        parts: &[Part],
+        lanes: u32,
+    ) -> Result<(), VulkanError> {
+        let format = weight.format;
+        let blocks = weight.bytes() / format.device_block_bytes() as u64;
+        let (starts, _) = format.plane_offsets(blocks);
+        for part in parts {
+            let most = (LAUNCH_ITEMS / part.items) as u64;
+            let mut first = 0;
+            while first < blocks {
+                let count = most.min(blocks - first) as u32 * part.items;
+                let address = self.weight_address(id, starts[part.plane] + first * part.plane_bytes as u64);
+                let mut push = address.to_le_bytes().to_vec();
+                for word in [count, first as u32, part.seed as u32, (part.seed >> 32) as u32] {
+                    push.extend(word.to_le_bytes());
+                }
+                uploader.launch(&part.pipeline, push, count.div_ceil(lanes))?;
+                first += most;
+            }
+        }
+        Ok(())
     }
 
     /// Where bytes `at .. at + len` of a weight's file layout go.
@@ -222,6 +259,59 @@ impl<'a> Bytes<'a> {
                 recipe.fill(*seed, first as u32 + 1, &mut out[head..]);
             }
         }
+    }
+}
+
+/// Items of one synthesizing launch: few enough for any grid.
+const LAUNCH_ITEMS: u32 = 1 << 22;
+
+/// One field of a synthetic weight and the kernel that makes it.
+struct Part {
+    plane: usize,
+    plane_bytes: u32,
+    items: u32,
+    seed: u64,
+    pipeline: Arc<Pipeline>,
+}
+
+/// The kernels that make the synthetic weights of a graph, by weight.
+struct Makers {
+    parts: HashMap<WeightId, Vec<Part>>,
+    lanes: u32,
+}
+
+impl Makers {
+    /// Weights with a seed and whole blocks are made on the device; others come through staging.
+    fn compile(
+        gpu: &Arc<Gpu>,
+        repackers: &mut Repackers,
+        weights: &[Weight],
+        source: &dyn WeightSource,
+    ) -> Result<Makers, VulkanError> {
+        let (lanes, size) = (repackers.lanes, repackers.subgroup_size);
+        let (mut kernels, mut wanted) = (vec![], vec![]);
+        for (weight, i) in weights.iter().zip(0..) {
+            let (id, whole) = (WeightId(i), weight.bytes().is_multiple_of(weight.format.device_block_bytes() as u64));
+            let (None, Some(seed), true) = (source.bytes(id), source.synthetic(id), whole) else { continue };
+            let fields = Recipe::of(weight).fields;
+            // A field across two planes has no kernel; such a weight comes through staging.
+            let places: Option<Vec<_>> = fields.iter().map(|f| plane_of(weight.format.planes, f)).collect();
+            for (field, (plane, p)) in fields.iter().zip(places.unwrap_or_default()) {
+                kernels.push(synthesize(field, p, lanes, size));
+                wanted.push((id, plane, p.bytes, items_per_block(field), seed));
+            }
+        }
+        let cache = KernelCache::new(None, &gpu.report);
+        let pipelines = compile_all(gpu, &cache, &mut repackers.known, &kernels, &mut |_, _| {})?;
+        let mut parts: HashMap<WeightId, Vec<Part>> = HashMap::new();
+        for ((id, plane, plane_bytes, items, seed), pipeline) in wanted.into_iter().zip(pipelines) {
+            parts.entry(id).or_default().push(Part { plane, plane_bytes, items, seed, pipeline });
+        }
+        Ok(Makers { parts, lanes })
+    }
+
+    fn of(&self, id: WeightId) -> Option<&[Part]> {
+        self.parts.get(&id).map(Vec::as_slice)
     }
 }
 

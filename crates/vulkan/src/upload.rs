@@ -16,6 +16,8 @@ use zinc_ir::quant::Plane;
 
 const SLOTS: usize = 4;
 const SLOT_BYTES: u64 = 16 << 20;
+/// Launches without staging per submission.
+const MOST_PENDING: usize = 64;
 
 /// Where the bytes of one piece go.
 pub(crate) enum Target<'a> {
@@ -88,9 +90,7 @@ impl<'a> Uploader<'a> {
         if self.filled + bytes.next_multiple_of(16) > SLOT_BYTES {
             self.flush()?;
         }
-        if self.filled == 0 {
-            self.queue.wait(self.slots[self.current].submitted, "uploading weights")?;
-        }
+        self.enter()?;
         let from = self.filled;
         let staging = &mut self.slots[self.current].staging;
         let at = staging.address + from;
@@ -108,6 +108,24 @@ impl<'a> Uploader<'a> {
         Ok(())
     }
 
+    /// Queues a launch that needs no staging.
+    pub(crate) fn launch(&mut self, pipeline: &Arc<Pipeline>, push: Vec<u8>, tiles: u32) -> Result<(), VulkanError> {
+        if self.pending.len() >= MOST_PENDING {
+            self.flush()?;
+        }
+        self.enter()?;
+        self.pending.push(Pending::Launch { pipeline: pipeline.clone(), push, grid: [tiles, 1, 1] });
+        Ok(())
+    }
+
+    /// Before the first command of a slot: its last use must be over.
+    fn enter(&mut self) -> Result<(), VulkanError> {
+        match self.pending.is_empty() {
+            true => self.queue.wait(self.slots[self.current].submitted, "uploading weights"),
+            false => Ok(()),
+        }
+    }
+
     fn plain(&mut self, from: u64, bytes: u64, buffer: &'a Buffer, offset: u64, padded: u64) {
         // Fills work on whole words. A tensor of an odd number of halves ends inside one: `piece` completed it.
         let whole = bytes.next_multiple_of(4);
@@ -119,7 +137,7 @@ impl<'a> Uploader<'a> {
 
     /// Submits the slot being filled.
     fn flush(&mut self) -> Result<(), VulkanError> {
-        if self.filled == 0 {
+        if self.pending.is_empty() {
             return Ok(());
         }
         let slot = &mut self.slots[self.current];

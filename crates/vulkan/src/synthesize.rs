@@ -1,0 +1,105 @@
+//! Kernels that make synthetic weights in place, by the definition in `zinc_ir::synthetic`.
+//!
+//! ```text
+//! Recipe ─► one kernel per field ─launched over all blocks─► the field's bytes in its plane
+//! ```
+
+use zinc_ir::kernel::{ArgKind, Builder, Kernel, Scalar, Type, Val};
+use zinc_ir::quant::Plane;
+use zinc_ir::synthetic::{Field, Fill};
+
+/// One lane's share: a word of the field, or its only half.
+pub(crate) fn items_per_block(field: &Field) -> u32 {
+    (field.bytes / 4).max(1)
+}
+
+/// The plane that holds a field.
+pub(crate) fn plane_of<'p>(planes: &'p [Plane], field: &Field) -> Option<(usize, &'p Plane)> {
+    let holds = |p: &Plane| p.offset <= field.offset && field.offset + field.bytes <= p.offset + p.bytes;
+    planes.iter().enumerate().find(|(_, p)| holds(p))
+}
+
+/// Fills `field` of consecutive blocks. Arguments: address of the first block's part of the plane; number of items
+/// ([`items_per_block`] each); the first block's number; low and high half of the seed.
+pub(crate) fn synthesize(field: &Field, plane: &Plane, lanes: u32, subgroup_size: u32) -> Kernel {
+    let b = Builder::new(format!("synthesize_{}_{}", field.offset, field.bytes), lanes, subgroup_size);
+    let to = b.arg("to", ArgKind::Write);
+    let [count, first, low, high] = ["count", "first", "low", "high"].map(|name| b.arg(name, ArgKind::Word));
+    let index = b.tile(0) * lanes + b.local_id();
+    b.if_(index.lt(count), || {
+        let per_block = items_per_block(field);
+        let (block, i) = (index / per_block, index % per_block);
+        let key = mix(mix((block + first) ^ low) ^ high);
+        let inside = field.offset - plane.offset;
+        let at = block * plane.bytes + i * 4 + inside;
+        let align = 1 << (plane.bytes | inside).trailing_zeros().min(2);
+        match field.fill {
+            Fill::Scale { halves } => {
+                let half = pick(key, halves.map(|h| b.u32(h as u32)));
+                store(&b, to, at, half, 2, align);
+            }
+            _ => store(&b, to, at, content(&b, field, key, i), 4, align),
+        }
+    });
+    b.finish()
+}
+
+/// Word `i` of a field, as `Field::word`.
+fn content<'b>(b: &'b Builder, field: &Field, key: Val<'b>, i: Val<'b>) -> Val<'b> {
+    let w = |i: Val<'b>| mix(key + (i + (field.offset / 4 + 1)) * 0x9e37_79b9);
+    let sub = |w: Val<'b>| (w & 0x0303_0303) + 0x0202_0202;
+    match field.fill {
+        Fill::Quants { set } => w(i) | set,
+        Fill::Scale { halves } => pick(key, halves.map(|h| b.u32(h as u32))),
+        Fill::ScaleMin { pairs } => pick(key, pairs.map(|p| b.u32(p))),
+        Fill::PackedScales => i.lt(2).select(sub(w(b.u32(0))), sub(w(b.u32(1))) * 0x11),
+        Fill::ByteScales => sub(w(i)),
+        Fill::Floats { sign, base, mask } => {
+            let w = w(i);
+            (w & sign) | ((w & mask) + base)
+        }
+    }
+}
+
+/// As `zinc_ir::synthetic::mix`.
+fn mix(x: Val<'_>) -> Val<'_> {
+    let x = (x ^ (x >> 16)) * 0x7feb_352d;
+    let x = (x ^ (x >> 15)) * 0x846c_a68b;
+    x ^ (x >> 16)
+}
+
+/// One of four by the key's low bits.
+fn pick<'b>(key: Val<'b>, [a, b, c, d]: [Val<'b>; 4]) -> Val<'b> {
+    let (odd, upper) = ((key & 1).ne(0), (key & 2).ne(0));
+    upper.select(odd.select(d, c), odd.select(b, a))
+}
+
+/// Stores the low `bytes` of a word in pieces that are aligned.
+fn store<'b>(b: &'b Builder, to: Val<'b>, at: Val<'b>, word: Val<'b>, bytes: u32, align: u32) {
+    let piece = bytes.min(align);
+    let scalar = match piece {
+        4 => Scalar::U32,
+        2 => Scalar::U16,
+        _ => Scalar::U8,
+    };
+    let parts = word.bitcast(Type::Vec(scalar, (4 / piece) as u8));
+    for i in 0..bytes / piece {
+        b.store(to, at + i * piece, parts.lane(i as u8), piece as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zinc_ir::quant::FORMATS;
+    use zinc_ir::synthetic::Recipe;
+
+    #[test]
+    fn every_field_of_every_format_lies_in_one_plane() {
+        for format in FORMATS {
+            for field in &Recipe::matrix(format, 4096).fields {
+                assert!(plane_of(format.planes, field).is_some(), "{} {field:?}", format.name);
+            }
+        }
+    }
+}
