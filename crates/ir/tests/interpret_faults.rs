@@ -169,6 +169,19 @@ fn atomics_race_only_with_plain_accesses() {
     assert_fault!(fault("", &format!("{count}%1: u32 = load [$y + 0] align 4")), FaultKind::GlobalRace { .. });
     assert_fault!(fault("", &format!("barrier\n{count}store [$y + 0] align 4, 1")), FaultKind::GlobalRace { .. });
     assert_fault!(fault("", &format!("store [$y + 0] align 4, 1\n{count}")), FaultKind::GlobalRace { .. });
+    // One lane adds, one other lane of the same tile reads or writes; with a barrier between it is fine.
+    let two = |first: &str, second: &str, between: &str| {
+        format!(
+            "%20: bool = eq tile.0, 0\n%21: bool = eq local_id, 0\n%22: bool = eq local_id, 5\n%23: bool = and %20, %21\n%24: bool = and %20, %22\nif %23 {{\n{first}\n}}\n{between}if %24 {{\n{second}\n}}"
+        )
+    };
+    let add = "%0: u32 = atomic_add [$y + 0], 1";
+    for other in ["store [$y + 0] align 4, 1", "%1: u32 = load [$y + 0] align 4"] {
+        for (first, second) in [(add, other), (other, add)] {
+            assert_fault!(fault("", &two(first, second, "")), FaultKind::GlobalRace { .. });
+            fine("", &two(first, second, "barrier\n"));
+        }
+    }
 }
 
 #[test]
