@@ -152,6 +152,11 @@ fn global_races() {
         assert_fault!(fault("", &swap.replace("BARRIER", "")), FaultKind::GlobalRace { .. });
         fine("", &swap.replace("BARRIER", "barrier\n"));
     }
+    // Of several readers, the last one writes: the others still race with it.
+    let lanes = "%0: bool = eq tile.0, 0\n%1: bool = ge local_id, 4\n%2: bool = and %0, %1\nif %2 {\n%3: u32 = load [$y + 0] align 4\n%4: bool = eq lane, 3\nif %4 {\nstore [$y + 0] align 4, 1\n}\n}";
+    assert_fault!(fault("", lanes), FaultKind::GlobalRace { .. });
+    let tiles = "%0: bool = eq local_id, 0\nif %0 {\n%3: u32 = load [$y + 0] align 4\n%4: bool = eq tile.0, 0\nif %4 {\nstore [$y + 0] align 4, 1\n}\n}";
+    assert_fault!(fault("", tiles), FaultKind::GlobalRace { .. });
     // Bytes of one word from different lanes are no race; overlapping halves are.
     let bytes = "%0: u32 = shl tile.0, 3\n%1: u32 = add %0, local_id\nstore [$y + %1] align 1, 5_u8";
     fine("", bytes);

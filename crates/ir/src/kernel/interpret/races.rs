@@ -188,3 +188,51 @@ impl Shadow {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conflicts(a: (Who, How), b: (Who, How)) -> bool {
+        let writes = |h| matches!(h, How::Write | How::Atomic);
+        let both_atomic = a.1 == How::Atomic && b.1 == How::Atomic;
+        let promise = (a.1 == How::ReadOnly && writes(b.1)) || (b.1 == How::ReadOnly && writes(a.1));
+        let unordered = a.0.tile != b.0.tile || (a.0.interval == b.0.interval && a.0.lane != b.0.lane);
+        promise || (unordered && !both_atomic && (writes(a.1) || writes(b.1)))
+    }
+
+    /// The summary finds a conflict exactly where comparing with every earlier access does.
+    #[test]
+    fn the_summary_is_as_good_as_the_history() {
+        let mut state = 1u64;
+        let mut random = |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % n
+        };
+        let mut found = 0;
+        for _ in 0..20_000 {
+            let (mut cell, mut history): (Cell, Vec<(Who, How)>) = (Cell::NEW, vec![]);
+            let mut who = Who { tile: 0, interval: 0, lane: 0 };
+            // Mostly reads, or mostly atomics: else the first pair decides.
+            let favourite = [How::Read, How::ReadOnly, How::Atomic][random(3) as usize];
+            for _ in 0..12 {
+                match random(8) {
+                    0 => who = Who { tile: who.tile + 1, interval: 0, lane: 0 },
+                    1 | 2 => who.interval += 1,
+                    _ => {}
+                }
+                who.lane = random(3) as u32;
+                let how =
+                    if random(4) == 0 { [How::Read, How::Write, How::Atomic][random(3) as usize] } else { favourite };
+                let expected = history.iter().any(|earlier| conflicts(*earlier, (who, how)));
+                assert_eq!(cell.touch(who, how).is_err(), expected, "{history:?} then {who:?} {how:?}");
+                if expected {
+                    found += 1;
+                    break;
+                }
+                history.push((who, how));
+            }
+        }
+        assert!((1_000..19_000).contains(&found), "{found}");
+    }
+}
