@@ -1,0 +1,224 @@
+//! `zinc chat`: a conversation on the terminal.
+//!
+//! ```text
+//! line ─► /command, or message ─template of all messages─► generate ─► answer, kept as a message
+//! ```
+//!
+//! Every turn renders the whole conversation anew, so templates that change earlier turns are right too; the engine
+//! keeps K and V of what is equal.
+
+use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use crate::failure::usage;
+use crate::folders;
+use crate::generate::{Answer, End, Settings, generate, print_speed};
+use crate::interrupt::Interrupt;
+use crate::prompt::{Chat, encode_rendered, message};
+use crate::session::{Needs, Session};
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use serde_json::Value;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use zinc_text::TextStart;
+
+const HELP: &str = "\
+/help            this list
+/clear           forget the conversation, keep the system prompt
+/system [TEXT]   set the system prompt and start anew; without TEXT, show it
+/regen           answer the last message again
+/undo            forget the last message and its answer
+/exit, /quit     end (also Ctrl-D)
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+/// Talks with a model; /help lists the commands there are in a conversation.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    /// Print the speed after each answer
+    #[arg(long)]
+    show_speed: bool,
+    /// Neither read nor write the history file
+    #[arg(long)]
+    no_history: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let sampling = arguments.sampling.sampling();
+    sampling.check().map_err(|e| usage(e.to_string()))?;
+    let interrupt = Interrupt::install()?;
+    let session = Session::open(&arguments.model, &arguments.compute, Needs::default())?;
+    interrupt.check()?;
+    let chat = Chat::new(&arguments.template, &session.source, &session.tokenizer)?.ok_or_else(|| {
+        anyhow!(
+            "{} has no chat template; name one (--chat-template chatml), or use `zinc run --raw`",
+            session.source.name
+        )
+    })?;
+    let settings = Settings {
+        predict: arguments.sampling.limit(),
+        sampling,
+        stops: arguments.sampling.stop.clone(),
+        ignore_eos: arguments.sampling.ignore_eos,
+        start: TextStart::Beginning,
+    };
+    let messages = chat.beginning();
+    let show_speed = arguments.show_speed || arguments.compute.verbose;
+    let mut conversation = Conversation { session, chat, settings, interrupt, messages, show_speed };
+    let history = if arguments.no_history { None } else { Some(folders::history()?) };
+    converse(&mut conversation, history)
+}
+
+/// Reads lines until the end.
+fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result<()> {
+    let mut editor = DefaultEditor::new().context("cannot read from the terminal")?;
+    if let Some(file) = &history {
+        // No file yet is no error, and a history that cannot be read is not worth failing for.
+        editor.load_history(file).ok();
+    }
+    if std::io::stdin().is_terminal() {
+        eprintln!("{}. /help lists commands, Ctrl-D ends.", conversation.session.source.name);
+    }
+    loop {
+        match read_message(&mut editor) {
+            Ok(line) if line.trim().is_empty() => continue,
+            Ok(line) => {
+                if history.is_some() {
+                    editor.add_history_entry(line.as_str()).ok();
+                }
+                if !conversation.take(line.trim())? {
+                    break;
+                }
+            }
+            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /exit ends)"),
+            Err(ReadlineError::Eof) => break,
+            Err(error) => return Err(error).context("cannot read from the terminal"),
+        }
+    }
+    if let Some(file) = &history {
+        let folder = file.parent().context("the history file has no folder")?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        editor.save_history(file).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// A line, or several joined by a backslash at the end.
+fn read_message(editor: &mut DefaultEditor) -> rustyline::Result<String> {
+    let mut message = String::new();
+    let mut prompt = "> ";
+    loop {
+        let line = editor.readline(prompt)?;
+        match line.strip_suffix('\\') {
+            Some(start) => {
+                message.push_str(start);
+                message.push('\n');
+                prompt = ". ";
+            }
+            None => {
+                message.push_str(&line);
+                return Ok(message);
+            }
+        }
+    }
+}
+
+struct Conversation {
+    session: Session,
+    chat: Chat,
+    settings: Settings,
+    interrupt: Interrupt,
+    messages: Vec<Value>,
+    show_speed: bool,
+}
+
+impl Conversation {
+    /// Handles one line; false: the end.
+    fn take(&mut self, line: &str) -> Result<bool> {
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "/exit" | "/quit" => return Ok(false),
+            "/help" => eprintln!("{HELP}"),
+            "/clear" => {
+                self.messages.retain(|m| m["role"] == "system");
+                eprintln!("(forgotten)");
+            }
+            "/system" => self.system(rest.trim()),
+            "/regen" => {
+                if self.messages.last().is_some_and(|m| m["role"] == "assistant") {
+                    self.messages.pop();
+                }
+                match self.messages.last() {
+                    Some(last) if last["role"] == "user" => self.answer()?,
+                    _ => eprintln!("(there is no message to answer)"),
+                }
+            }
+            "/undo" => {
+                if let Some(i) = self.messages.iter().rposition(|m| m["role"] == "user") {
+                    self.messages.truncate(i);
+                }
+            }
+            _ if command.starts_with('/') => eprintln!("there is no command {command}; /help lists them"),
+            _ => {
+                self.messages.push(message("user", line));
+                self.answer()?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn system(&mut self, text: &str) {
+        if text.is_empty() {
+            let now = self.messages.first().filter(|m| m["role"] == "system");
+            eprintln!("system prompt: {}", now.and_then(|m| m["content"].as_str()).unwrap_or("(none)"));
+        } else {
+            self.messages = vec![message("system", text)];
+            eprintln!("(system prompt set, conversation forgotten)");
+        }
+    }
+
+    /// Answers the last message. What goes wrong with this one message does not end the conversation.
+    fn answer(&mut self) -> Result<()> {
+        match self.generate() {
+            Ok(answer) => {
+                self.messages.push(message("assistant", answer.text.trim()));
+                println!();
+                match answer.end {
+                    End::Interrupted => eprintln!("(stopped)"),
+                    End::ContextFull(tokens) => {
+                        eprintln!("(the context of {tokens} tokens is full; /clear, or start with a larger -c)")
+                    }
+                    End::EndToken | End::Length | End::Stop(_) => {}
+                }
+                if self.show_speed {
+                    print_speed(&self.session, &answer.timing);
+                }
+            }
+            Err(error) => {
+                self.messages.pop();
+                eprintln!("zinc: {error:#}");
+            }
+        }
+        Ok(())
+    }
+
+    fn generate(&mut self) -> Result<Answer> {
+        let text = self.chat.render(&self.messages)?;
+        let ids = encode_rendered(&self.session.tokenizer, &text)?;
+        self.interrupt.take();
+        let mut show = |piece: &str| {
+            let mut out = std::io::stdout().lock();
+            out.write_all(piece.as_bytes())?;
+            Ok(out.flush()?)
+        };
+        generate(&mut self.session, ids, &self.settings, &self.interrupt, &mut show)
+    }
+}

@@ -1,0 +1,114 @@
+//! `zinc devices`: what can compute here, and why something cannot.
+
+use crate::commands::run::println_all;
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use zinc_ir::device::{Device, MatrixShape};
+use zinc_vulkan::{DeviceReport, DeviceType};
+
+/// Lists the CPU and every GPU with its driver, memory, subgroup sizes and matrix shapes.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let cpu = zinc_cpu::CpuDevice::new(0)?;
+    let (gpus, no_vulkan) = match zinc_vulkan::list_devices() {
+        Ok(devices) => (devices, None),
+        Err(error) => (vec![], Some(error.to_string())),
+    };
+    if arguments.json {
+        let value = json!({
+            "cpu": { "description": cpu.description(), "memory_bytes": cpu.memory().total },
+            "vulkan": gpus.iter().map(as_json).collect::<Vec<_>>(),
+            "vulkan_unavailable_because": no_vulkan,
+        });
+        return println_all(&serde_json::to_string_pretty(&value)?);
+    }
+    let mut out = String::new();
+    writeln!(out, "cpu        {}", cpu.description())?;
+    writeln!(out, "           memory {}", gib(cpu.memory().total))?;
+    for gpu in &gpus {
+        as_text(gpu, &mut out)?;
+    }
+    match no_vulkan {
+        Some(reason) => writeln!(out, "vulkan     none: {reason}")?,
+        None if gpus.is_empty() => writeln!(out, "vulkan     no device; install your GPU's Vulkan driver")?,
+        None => {}
+    }
+    println_all(out.trim_end())
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+fn kind(device: &DeviceReport) -> &'static str {
+    match device.device_type {
+        DeviceType::Discrete => "discrete GPU",
+        DeviceType::Integrated => "integrated GPU",
+        DeviceType::Virtual => "virtual GPU",
+        DeviceType::Software => "software on the CPU",
+        DeviceType::Other => "other",
+    }
+}
+
+fn matrix(shape: &MatrixShape) -> String {
+    format!("{}x{}x{} {:?}->{:?}", shape.m, shape.n, shape.k, shape.input, shape.acc).to_lowercase()
+}
+
+fn as_text(d: &DeviceReport, out: &mut String) -> Result<()> {
+    writeln!(out, "vulkan:{:<3} {} ({})", d.index, d.name, kind(d))?;
+    match &d.usable {
+        Ok(()) if d.no_hardware => writeln!(out, "           compiles only: there is no hardware behind the driver")?,
+        Ok(()) => writeln!(out, "           usable")?,
+        Err(reason) => writeln!(out, "           not usable: {reason}")?,
+    }
+    writeln!(out, "           driver {} {}, Vulkan {}", d.driver, d.driver_info, d.api_version)?;
+    for heap in &d.heaps {
+        let local = if heap.device_local { "device" } else { "host" };
+        let visible = if heap.host_visible { ", writable by the CPU" } else { "" };
+        writeln!(out, "           memory {} {local}{visible}", gib(heap.bytes))?;
+    }
+    let (low, high) = d.subgroup_range;
+    let choice = if low == high { format!("{low}") } else { format!("{low} to {high}, usually {}", d.subgroup_size) };
+    writeln!(out, "           subgroup size {choice}; shared memory {} KiB", d.shared_bytes >> 10)?;
+    if let Some(units) = d.compute_units {
+        writeln!(out, "           {units} compute units")?;
+    }
+    let dot = if d.dot4_accelerated.0 { "in hardware" } else { "expanded" };
+    writeln!(out, "           byte dot products {dot}")?;
+    if d.matrices.is_empty() {
+        writeln!(out, "           no cooperative matrices")?;
+    } else {
+        let shapes: Vec<String> = d.matrices.iter().map(matrix).collect();
+        writeln!(out, "           matrices {}", shapes.join(", "))?;
+    }
+    Ok(())
+}
+
+fn as_json(d: &DeviceReport) -> Value {
+    json!({
+        "index": d.index,
+        "name": d.name,
+        "kind": kind(d),
+        "usable": d.usable.is_ok() && !d.no_hardware,
+        "unusable_because": d.usable.as_ref().err().cloned().or(d.no_hardware.then(|| "no hardware".to_owned())),
+        "driver": d.driver,
+        "driver_info": d.driver_info,
+        "vulkan": d.api_version,
+        "heaps": d.heaps.iter().map(|h| json!({
+            "bytes": h.bytes, "device_local": h.device_local, "host_visible": h.host_visible,
+        })).collect::<Vec<_>>(),
+        "subgroup_sizes": [d.subgroup_range.0, d.subgroup_range.1],
+        "shared_bytes": d.shared_bytes,
+        "compute_units": d.compute_units,
+        "byte_dot_products_in_hardware": d.dot4_accelerated.0,
+        "matrices": d.matrices.iter().map(matrix).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,270 @@
+//! `zinc explain`: what becomes of a model on its way to a device.
+//!
+//! ```text
+//! spec ─► graph ─► plan (launches, what was fused, bytes, FLOPs) ─► kernel (text) ─► spirv
+//! ```
+
+use crate::args::{ComputeArgs, ModelArgs};
+use crate::commands::run::println_all;
+use crate::device;
+use crate::failure::usage;
+use crate::profiles::{self, PROFILES};
+use crate::session::{act_name, kv_name};
+use crate::source::Source;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use zinc_compiler::Choices;
+use zinc_ir::device::Caps;
+use zinc_ir::graph::Op;
+use zinc_ir::kernel::Kernel;
+use zinc_ir::plan::{Bucket, Entry, KvLayout, Launch, PAGE_TOKENS, Plan, Tail};
+
+#[derive(Clone, Copy, ValueEnum, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The model's numbers
+    Spec,
+    /// Its operations
+    Graph,
+    /// Launches and barriers, what was fused, bytes and FLOPs
+    Plan,
+    /// The kernels as text
+    Kernel,
+    /// The kernels as SPIR-V assembly
+    Spirv,
+}
+
+/// Shows one stage of compiling a model for a device, which need not be here (--device-profile).
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// What to show
+    #[arg(long, default_value = "plan")]
+    stage: Stage,
+    /// Compile for this kind of device instead of the chosen one; `list` lists them
+    #[arg(long, value_name = "NAME")]
+    device_profile: Option<String>,
+    /// Token rows of the step
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    rows: u32,
+    /// Show logits being given back, not just the best token
+    #[arg(long)]
+    logits: bool,
+    /// Only kernels whose template or name contains this
+    #[arg(long, value_name = "TEXT")]
+    kernel: Option<String>,
+    /// Show every layer, also those like the one before
+    #[arg(long)]
+    full: bool,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.device_profile.as_deref() == Some("list") {
+        let lines: Vec<String> = PROFILES.iter().map(|p| format!("{:<10} {}", p.name, p.about)).collect();
+        return println_all(&lines.join("\n"));
+    }
+    let source = Source::open(&arguments.model)?;
+    let text = match arguments.stage {
+        Stage::Spec => source.model.spec.to_string(),
+        Stage::Graph => source.model.graph.to_string(),
+        Stage::Plan => plan_text(&compile(arguments, &source)?, arguments.full)?,
+        Stage::Kernel => kernels_text(&compile(arguments, &source)?, arguments, |k| Ok(k.to_string()))?,
+        Stage::Spirv => kernels_text(&compile(arguments, &source)?, arguments, spirv)?,
+    };
+    println_all(text.trim_end())
+}
+
+/// Abilities of the device that was asked for, and whether it is a CPU.
+fn caps(arguments: &Arguments) -> Result<Caps> {
+    match &arguments.device_profile {
+        Some(name) => {
+            let known = || PROFILES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+            let profile = profiles::find(name)
+                .ok_or_else(|| usage(format!("there is no device profile {name}; there are: {}", known())))?;
+            Ok((profile.caps)())
+        }
+        None => {
+            let opened = device::open(&arguments.compute)?;
+            eprintln!("device: {} ({})", opened.device.description(), opened.why);
+            Ok(opened.device.caps().clone())
+        }
+    }
+}
+
+fn compile(arguments: &Arguments, source: &Source) -> Result<Plan> {
+    let caps = caps(arguments)?;
+    let context = match arguments.compute.ctx_size {
+        Some(0) => source.model.spec.context,
+        Some(n) => n,
+        None => source.model.spec.context.min(4096),
+    };
+    let context = context.max(arguments.rows).next_multiple_of(PAGE_TOKENS);
+    let kv = Arc::new(KvLayout::new(&source.model.graph, arguments.compute.kv()?, context / PAGE_TOKENS));
+    let tail = if arguments.logits { Tail::Logits } else { Tail::Greedy };
+    let bucket = Bucket { tokens: arguments.rows, outputs: 1, context, sequences: 1, tail };
+    let choices = Choices { act: arguments.compute.act(caps.native), ..Choices::default() };
+    Ok(zinc_compiler::compile(&source.model.graph, &kv, bucket, &caps, &choices)?)
+}
+
+/// Name of an operation.
+fn op_name(op: &Op) -> &'static str {
+    match op {
+        Op::Embed { .. } => "embed",
+        Op::SelectRows { .. } => "select",
+        Op::Scale { .. } => "scale",
+        Op::RmsNorm { .. } => "norm",
+        Op::MatMul { .. } => "matmul",
+        Op::Bias { .. } => "bias",
+        Op::Add { .. } => "add",
+        Op::Glu { .. } => "glu",
+        Op::Rope { .. } => "rope",
+        Op::KvAppend { .. } => "kv_append",
+        Op::Attention { .. } => "attention",
+        Op::Argmax { .. } => "argmax",
+    }
+}
+
+/// The operations a launch computes and the formats of the weights it reads.
+fn fused(plan: &Plan, launch: &Launch) -> String {
+    let mut formats = vec![];
+    let mut names: Vec<&str> = vec![];
+    for node in &launch.region {
+        let op = plan.graph.op(*node);
+        names.push(op_name(op));
+        if let Some(weight) = op.weight() {
+            let format = plan.graph.weight_of(weight).format.name;
+            if !formats.contains(&format) {
+                formats.push(format);
+            }
+        }
+    }
+    let formats = if formats.is_empty() { String::new() } else { format!(" ({})", formats.join(", ")) };
+    format!("{}{formats}", names.join(" + "))
+}
+
+fn plan_text(plan: &Plan, full: bool) -> Result<String> {
+    let mut out = String::new();
+    let b = plan.bucket;
+    writeln!(
+        out,
+        "plan for {} rows, {} outputs ({:?}), context {}; activations {}, K and V {}",
+        b.tokens,
+        b.outputs,
+        b.tail,
+        b.context,
+        act_name(plan.act),
+        kv_name(plan.kv.ty)
+    )?;
+    let launches: Vec<&Launch> = plan.launches().collect();
+    writeln!(
+        out,
+        "{} launches, {} barriers, {} kernels; scratch {} bytes, inputs {}, output {}, K and V {}",
+        launches.len(),
+        plan.barriers(),
+        plan.kernels.len(),
+        plan.scratch_bytes,
+        plan.inputs.bytes,
+        plan.output_bytes,
+        plan.kv.bytes
+    )?;
+    writeln!(out, "\n    #  template                 {:<16} {:>12} {:>14}  computes", "grid", "bytes", "FLOPs")?;
+    let lines = plan_lines(plan)?;
+    let mut at = 0;
+    while let Some((layer, _)) = lines.get(at) {
+        let layer = *layer;
+        let end = at + lines[at..].iter().take_while(|l| l.0 == layer).count();
+        if layer == u32::MAX {
+            writeln!(out, "outside layers")?
+        } else {
+            writeln!(out, "layer {layer}")?
+        }
+        for (i, (_, line)) in lines[at..end].iter().enumerate() {
+            writeln!(out, "{:>5}  {line}", at + i)?;
+        }
+        let size = end - at;
+        let body = |from: usize| lines.get(from..from + size).map(|l| l.iter().map(|x| &x.1).collect::<Vec<_>>());
+        let mut next = end;
+        while !full && layer != u32::MAX && body(next) == body(at) && lines[next].0 == lines[next + size - 1].0 {
+            next += size;
+        }
+        match (next - end) / size {
+            0 => {}
+            1 => writeln!(out, "layer {}: the same", layer + 1)?,
+            n => writeln!(out, "layers {} to {}: the same", layer + 1, layer as usize + n)?,
+        }
+        at = next;
+    }
+    totals(&launches, &mut out)?;
+    Ok(out)
+}
+
+/// One line for each launch or barrier, with its layer.
+fn plan_lines(plan: &Plan) -> Result<Vec<(u32, String)>> {
+    let mut lines: Vec<(u32, String)> = vec![];
+    for entry in &plan.entries {
+        match entry {
+            Entry::Launch(l) => {
+                let grid = l.grid.map(|n| n.to_string()).join(" x ");
+                let line = format!("{:<24} {grid:<16} {:>12} {:>14}  {}", l.template, l.bytes, l.flops, fused(plan, l));
+                lines.push((l.layer, line));
+            }
+            // A barrier stands before what waits for it.
+            Entry::Barrier => lines.push((0, "- barrier".into())),
+        }
+    }
+    for i in (0..lines.len()).rev() {
+        if lines[i].1 == "- barrier" {
+            lines[i].0 = lines.get(i + 1).map_or(u32::MAX, |l| l.0);
+        }
+    }
+    Ok(lines)
+}
+
+fn totals(launches: &[&Launch], out: &mut String) -> Result<()> {
+    let mut by_template: BTreeMap<&str, (usize, u64, u64)> = BTreeMap::new();
+    for l in launches {
+        let row = by_template.entry(l.template).or_default();
+        *row = (row.0 + 1, row.1 + l.bytes, row.2 + l.flops);
+    }
+    writeln!(out, "\n{:<28} {:>8} {:>16} {:>18}", "template", "launches", "bytes", "FLOPs")?;
+    for (name, (n, bytes, flops)) in &by_template {
+        writeln!(out, "{name:<28} {n:>8} {bytes:>16} {flops:>18}")?;
+    }
+    let sum = by_template.values().fold((0, 0, 0), |a, r| (a.0 + r.0, a.1 + r.1, a.2 + r.2));
+    writeln!(out, "{:<28} {:>8} {:>16} {:>18}", "all", sum.0, sum.1, sum.2)?;
+    Ok(())
+}
+
+/// Each distinct kernel with a heading that says who uses it.
+fn kernels_text(plan: &Plan, arguments: &Arguments, show: impl Fn(&Kernel) -> Result<String>) -> Result<String> {
+    if plan.kernels.is_empty() {
+        bail!("this device runs the plan natively and has no kernels; name a GPU with --device-profile (or `list`)");
+    }
+    let mut out = String::new();
+    for (i, kernel) in plan.kernels.iter().enumerate() {
+        let users: Vec<&Launch> = plan.launches().filter(|l| l.kernel.is_some_and(|k| k.0 as usize == i)).collect();
+        let template = users.first().map_or("unused", |l| l.template);
+        let wanted = |text: &String| template.contains(text.as_str()) || kernel.name.contains(text.as_str());
+        if !arguments.kernel.as_ref().is_none_or(wanted) {
+            continue;
+        }
+        writeln!(out, "; kernel {i}: {template}, {} launches", users.len())?;
+        writeln!(out, "{}", show(kernel)?)?;
+    }
+    if out.is_empty() {
+        let names: Vec<&str> = plan.kernels.iter().map(|k| k.name.as_str()).collect();
+        bail!("no kernel matches; there are: {}", names.join(", "));
+    }
+    Ok(out)
+}
+
+fn spirv(kernel: &Kernel) -> Result<String> {
+    let modes = zinc_spirv::FloatModes { rte_f16: true, preserve_f32: true };
+    let words = zinc_spirv::emit(kernel, modes).with_context(|| format!("kernel {}", kernel.name))?;
+    Ok(zinc_spirv::disassemble(&words)?)
+}

@@ -1,0 +1,112 @@
+//! `zinc run`: one prompt, one answer.
+
+use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use crate::failure::Interrupted;
+use crate::generate::{End, Settings, generate, print_speed};
+use crate::interrupt::Interrupt;
+use crate::prompt::{self, Chat, encode_rendered};
+use crate::session::{Needs, Session, act_name};
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+use zinc_text::TextStart;
+
+/// Answers one prompt and prints the speed on stderr.
+///
+/// The prompt goes through the model's chat template if it has one; --raw gives it to the model as it is.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt; without it, -f or standard input
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Continue the text as it is, without a chat template
+    #[arg(long, visible_alias = "no-template")]
+    raw: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    /// Print one JSON object at the end instead of text as it comes
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let text = prompt::text(arguments.prompt.as_deref(), arguments.file.as_deref())?;
+    let sampling = arguments.sampling.sampling();
+    sampling.check().map_err(|e| crate::failure::usage(e.to_string()))?;
+    let interrupt = Interrupt::install()?;
+    let mut session = Session::open(&arguments.model, &arguments.compute, Needs::default())?;
+    interrupt.check()?;
+    let chat = match arguments.raw {
+        true => None,
+        false => Chat::new(&arguments.template, &session.source, &session.tokenizer)?,
+    };
+    let (ids, start) = match &chat {
+        Some(chat) => {
+            let mut messages = chat.beginning();
+            messages.push(prompt::message("user", &text));
+            (encode_rendered(&session.tokenizer, &chat.render(&messages)?)?, TextStart::Beginning)
+        }
+        None => (session.tokenizer.encode(&text, true, false)?, TextStart::Continuation),
+    };
+    let settings = Settings {
+        predict: arguments.sampling.limit(),
+        sampling,
+        stops: arguments.sampling.stop.clone(),
+        ignore_eos: arguments.sampling.ignore_eos,
+        start,
+    };
+    let stdout = std::io::stdout();
+    let mut show = |piece: &str| {
+        if !arguments.json && !piece.is_empty() {
+            let mut out = stdout.lock();
+            out.write_all(piece.as_bytes())?;
+            out.flush()?;
+        }
+        Ok(())
+    };
+    let answer = generate(&mut session, ids, &settings, &interrupt, &mut show)?;
+    if arguments.json {
+        let value = json!({
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "end": answer.end.json(),
+            "timing": answer.timing.json(),
+            "act": act_name(session.act),
+            "device": session.engine.device().description(),
+        });
+        println_all(&serde_json::to_string_pretty(&value)?)?;
+    } else {
+        println_all("")?;
+    }
+    print_speed(&session, &answer.timing);
+    match answer.end {
+        End::Interrupted => Err(Interrupted.into()),
+        End::ContextFull(tokens) => bail!(
+            "the answer is unfinished: the context of {tokens} tokens is full ({} of prompt, {} generated), and going \
+             on needs at least {}; give a larger -c",
+            answer.timing.prompt_tokens,
+            answer.timing.generated,
+            tokens as u64 + 1,
+        ),
+        End::EndToken | End::Length | End::Stop(_) => Ok(()),
+    }
+}
+
+/// A line on standard output, as an error instead of a panic if that is closed.
+pub(crate) fn println_all(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()?;
+    Ok(())
+}

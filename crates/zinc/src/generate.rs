@@ -1,0 +1,225 @@
+//! One answer: tokens from the engine become text as they come.
+//!
+//! ```text
+//! prompt ids ─► Engine.step … ─token─► StreamDecoder ─► StopMatcher ─► show(piece)
+//! ```
+
+use crate::interrupt::Interrupt;
+use crate::progress::Meter;
+use crate::session::{Session, act_name, kv_name};
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zinc_engine::{Event, Finish, Request, Sampling};
+use zinc_text::{StopMatcher, StreamDecoder, TextStart};
+
+/// How to generate.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Tokens at most; `None`: no limit but the context.
+    pub(crate) predict: Option<u32>,
+    /// How tokens are chosen.
+    pub(crate) sampling: Sampling,
+    /// Texts that end the answer.
+    pub(crate) stops: Vec<String>,
+    /// Do tokens that end generation not end it?
+    pub(crate) ignore_eos: bool,
+    /// Where the answer's text starts.
+    pub(crate) start: TextStart,
+}
+
+/// Why an answer ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// The model chose to.
+    EndToken,
+    /// As many tokens as asked for.
+    Length,
+    /// The context is full.
+    ContextFull(u32),
+    /// One of the stop strings.
+    Stop(String),
+    /// Ctrl-C.
+    Interrupted,
+}
+
+/// Tokens and time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timing {
+    /// Tokens of the prompt.
+    pub(crate) prompt_tokens: usize,
+    /// Time until the first token was there, without compiling.
+    pub(crate) prompt: Duration,
+    /// Tokens generated.
+    pub(crate) generated: usize,
+    /// Time from the first token to the last, without compiling.
+    pub(crate) generation: Duration,
+    /// Time for plans and kernels.
+    pub(crate) compile: Duration,
+}
+
+/// What came of a prompt.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    /// Its text, without what the stop string cut off.
+    pub(crate) text: String,
+    /// Its token ids, end tokens excluded.
+    pub(crate) tokens: Vec<u32>,
+    /// Why it ended.
+    pub(crate) end: End,
+    /// How long it took.
+    pub(crate) timing: Timing,
+}
+
+impl Timing {
+    fn rate(tokens: usize, time: Duration) -> f64 {
+        if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+    }
+
+    /// Prompt tokens per second.
+    pub(crate) fn prompt_rate(&self) -> f64 {
+        Timing::rate(self.prompt_tokens, self.prompt)
+    }
+
+    /// Generated tokens per second; the first one belongs to the prompt.
+    pub(crate) fn generation_rate(&self) -> f64 {
+        Timing::rate(self.generated.saturating_sub(1), self.generation)
+    }
+
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_seconds": self.prompt.as_secs_f64(),
+            "prompt_tokens_per_second": self.prompt_rate(),
+            "generated_tokens": self.generated,
+            "generation_seconds": self.generation.as_secs_f64(),
+            "generation_tokens_per_second": self.generation_rate(),
+            "compile_seconds": self.compile.as_secs_f64(),
+        })
+    }
+}
+
+impl End {
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        match self {
+            End::EndToken => json!("end_token"),
+            End::Length => json!("length"),
+            End::ContextFull(_) => json!("context_full"),
+            End::Stop(_) => json!("stop"),
+            End::Interrupted => json!("interrupted"),
+        }
+    }
+}
+
+/// One line about speed for people, on stderr.
+pub(crate) fn print_speed(session: &Session, timing: &Timing) {
+    let compile = match timing.compile.as_secs_f64() {
+        seconds if seconds >= 0.05 => format!(", compile {seconds:.2} s"),
+        _ => String::new(),
+    };
+    eprintln!(
+        "prompt: {} tokens, {:.1} tokens/s | generation: {} tokens, {:.1} tokens/s | load {:.2} s{compile} | act {}, kv {}",
+        timing.prompt_tokens,
+        timing.prompt_rate(),
+        timing.generated,
+        timing.generation_rate(),
+        session.load_time.as_secs_f64(),
+        act_name(session.act),
+        kv_name(session.kv),
+    );
+}
+
+/// Decodes tokens to text, watching for stop strings.
+struct Reader<'a> {
+    decoder: StreamDecoder<'a>,
+    matcher: StopMatcher,
+    stops: &'a [String],
+    text: String,
+}
+
+impl Reader<'_> {
+    /// Takes a piece of text; shows what is certain, and gives the stop string if one is whole.
+    fn take(&mut self, piece: &str, show: &mut dyn FnMut(&str) -> Result<()>) -> Result<Option<String>> {
+        let stopped = self.matcher.push(piece);
+        self.text.push_str(&stopped.text);
+        show(&stopped.text)?;
+        Ok(stopped.stop.and_then(|i| self.stops.get(i).cloned()))
+    }
+
+    /// Takes what is held back.
+    fn finish(&mut self, show: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        let last = self.decoder.finish();
+        self.take(&last, show)?;
+        let rest = self.matcher.finish();
+        self.text.push_str(&rest);
+        show(&rest)
+    }
+}
+
+/// Generates an answer, handing each piece of text to `show`.
+pub(crate) fn generate(
+    session: &mut Session,
+    prompt: Vec<u32>,
+    settings: &Settings,
+    interrupt: &Interrupt,
+    show: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Answer> {
+    let end_tokens: Arc<[u32]> = match settings.ignore_eos {
+        true => Arc::from([]),
+        false => session.tokenizer.end_of_generation_ids().collect(),
+    };
+    let mut timing = Timing { prompt_tokens: prompt.len(), ..Timing::default() };
+    let sampling = settings.sampling.clone();
+    let request = Request { prompt, predict: settings.predict, sampling, end_tokens, logits_from: None };
+    let id = session.engine.submit(request)?;
+    let mut reader = Reader {
+        decoder: StreamDecoder::new(&session.tokenizer, settings.start, false),
+        matcher: StopMatcher::new(settings.stops.clone())?,
+        stops: &settings.stops,
+        text: String::new(),
+    };
+    let mut tokens = vec![];
+    let mut meter = Meter::new();
+    let mut end = None;
+    while end.is_none() {
+        let before = Instant::now();
+        session.engine.prepare_step(&mut |p| meter.device(p))?;
+        meter.clear();
+        let start = Instant::now();
+        timing.compile += start - before;
+        let events = session.engine.step(&mut |_| ())?;
+        let spent = if tokens.is_empty() { &mut timing.prompt } else { &mut timing.generation };
+        *spent += start.elapsed();
+        for event in events {
+            match event {
+                Event::Token { token, .. } => {
+                    tokens.push(token);
+                    let piece = reader.decoder.push(token)?;
+                    end = end.or(reader.take(&piece, show)?.map(End::Stop));
+                }
+                Event::Finished { reason, .. } => end = end.or(Some(ended(reason)?)),
+                Event::Logits { .. } => {}
+            }
+        }
+        if interrupt.take() {
+            end = end.or(Some(End::Interrupted));
+        }
+    }
+    session.engine.cancel(id);
+    reader.finish(show)?;
+    timing.generated = tokens.len();
+    let end = end.unwrap_or(End::EndToken);
+    Ok(Answer { text: reader.text, tokens, end, timing })
+}
+
+fn ended(reason: Finish) -> Result<End> {
+    Ok(match reason {
+        Finish::EndToken(_) => End::EndToken,
+        Finish::Length => End::Length,
+        Finish::ContextFull { tokens } => End::ContextFull(tokens),
+        Finish::NoNumbers => bail!("the model gave no numbers as logits; the file may be damaged (see `zinc inspect`)"),
+    })
+}

@@ -1,0 +1,38 @@
+//! Ctrl-C: a request to stop, which loops look at between steps.
+
+use crate::failure::Interrupted;
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Counts how often Ctrl-C was pressed since it was last taken. The third time without a reaction ends the program at
+/// once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupt {
+    presses: Arc<AtomicU32>,
+}
+
+impl Interrupt {
+    /// Takes Ctrl-C over for the rest of the program; to be called once.
+    pub(crate) fn install() -> Result<Interrupt> {
+        let interrupt = Interrupt::default();
+        let presses = interrupt.presses.clone();
+        let handler = move || {
+            if presses.fetch_add(1, Ordering::Relaxed) >= 2 {
+                std::process::exit(130);
+            }
+        };
+        ctrlc::set_handler(handler).context("cannot take over Ctrl-C")?;
+        Ok(interrupt)
+    }
+
+    /// Has it been pressed since the last call?
+    pub(crate) fn take(&self) -> bool {
+        self.presses.swap(0, Ordering::Relaxed) > 0
+    }
+
+    /// An [`Interrupted`] error if it was pressed.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.take() { Err(Interrupted.into()) } else { Ok(()) }
+    }
+}

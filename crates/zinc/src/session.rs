@@ -1,0 +1,129 @@
+//! A model ready to answer: loaded onto a device, with its tokenizer.
+//!
+//! ```text
+//! Source + device ─open─► Session { engine, tokenizer }
+//! ```
+
+use crate::args::{ComputeArgs, ModelArgs};
+use crate::device;
+use crate::failure::usage;
+use crate::progress::Meter;
+use crate::source::Source;
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+use zinc_compiler::Choices;
+use zinc_engine::{Engine, Options};
+use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_text::Tokenizer;
+
+/// Context when none is asked for, at most.
+const DEFAULT_CONTEXT: u32 = 4096;
+
+/// A loaded model.
+pub(crate) struct Session {
+    /// Where it came from.
+    pub(crate) source: Source,
+    /// Its tokenizer.
+    pub(crate) tokenizer: Tokenizer,
+    /// It runs here.
+    pub(crate) engine: Engine,
+    /// Activation precision.
+    pub(crate) act: ActPrecision,
+    /// Type of cached K and V.
+    pub(crate) kv: KvType,
+    /// Time to open the file, the device, and to load the weights.
+    pub(crate) load_time: Duration,
+}
+
+/// Sizes a command needs beyond what the user asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    /// This context, whatever `-c` says by default.
+    pub(crate) context: Option<u32>,
+}
+
+/// Name of a precision, as `--act` spells it.
+pub(crate) fn act_name(act: ActPrecision) -> &'static str {
+    match act {
+        ActPrecision::F32 => "f32",
+        ActPrecision::F16 => "f16",
+        ActPrecision::Q8 => "q8",
+    }
+}
+
+/// Name of a K/V type, as `--cache-type-k` spells it.
+pub(crate) fn kv_name(kv: KvType) -> &'static str {
+    match kv {
+        KvType::F32 => "f32",
+        KvType::F16 => "f16",
+    }
+}
+
+impl ComputeArgs {
+    /// The type of cached K and V.
+    pub(crate) fn kv(&self) -> Result<KvType> {
+        match self.cache_type_v {
+            Some(v) if v != self.cache_type_k => {
+                Err(usage("keys and values are cached in one type; give --cache-type-k and --cache-type-v the same"))
+            }
+            _ => Ok(self.cache_type_k.into()),
+        }
+    }
+
+    /// The activation precision: what was asked for, or what suits the kind of device.
+    pub(crate) fn act(&self, is_cpu: bool) -> ActPrecision {
+        match self.act {
+            Some(act) => act.into(),
+            None if is_cpu => ActPrecision::Q8,
+            None => ActPrecision::F16,
+        }
+    }
+}
+
+impl Session {
+    /// Loads a model; says on stderr which device it took and why.
+    pub(crate) fn open(model: &ModelArgs, compute: &ComputeArgs, needs: Needs) -> Result<Session> {
+        let start = Instant::now();
+        let kv = compute.kv()?;
+        let source = Source::open(model)?;
+        let tokenizer = source.tokenizer()?;
+        let opened = device::open(compute)?;
+        eprintln!("device: {} ({})", opened.device.description(), opened.why);
+        let act = compute.act(opened.is_cpu);
+        let trained = source.model.spec.context;
+        let context = match compute.ctx_size {
+            Some(0) => trained,
+            Some(n) => n,
+            None => needs.context.unwrap_or(trained.min(DEFAULT_CONTEXT)),
+        };
+        if context > trained {
+            eprintln!("warning: the model was trained for {trained} tokens of context, not {context}");
+        }
+        let choices = Choices { act, ..Choices::default() };
+        let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
+        let mut meter = Meter::new();
+        let graph = source.model.graph.clone();
+        let engine = Engine::new(opened.device, graph, source.weights.as_ref(), options, &mut |p| meter.device(p))
+            .with_context(|| format!("cannot load {}", source.name))?;
+        meter.clear();
+        let session = Session { source, tokenizer, engine, act, kv, load_time: start.elapsed() };
+        if compute.verbose {
+            session.describe(context);
+        }
+        Ok(session)
+    }
+
+    fn describe(&self, context: u32) {
+        let memory = self.engine.device().memory();
+        let spec = &self.source.model.spec;
+        eprintln!("model: {}, {} parameters, {} layers", self.source.name, spec.parameters(), spec.layers);
+        eprintln!(
+            "context: {context} tokens, K and V in {} ({} bytes per token); activations: {}",
+            kv_name(self.kv),
+            self.engine.kv().bytes_per_token(),
+            act_name(self.act)
+        );
+        eprintln!("memory: {} MiB used, {} MiB available", memory.used >> 20, memory.available >> 20);
+        eprintln!("load: {:.2} s", self.load_time.as_secs_f64());
+    }
+}
