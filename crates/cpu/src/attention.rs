@@ -451,7 +451,8 @@ unsafe fn softmax_step<V: Lanes, E: KvElement>(
         let old = *a.top.add(i);
         let new = V::top(V::max(score[0], score[1])).max(old);
         let shift = V::splat(new);
-        score = score.map(|s| exp::<V>(V::sub(s, shift)));
+        // (No closure here: one with intrinsics in it would be compiled without their features.)
+        score = [exp::<V>(V::sub(score[0], shift)), exp::<V>(V::sub(score[1], shift))];
         V::store(p, score[0]);
         V::store(p.add(16), score[1]);
         if partial {

@@ -13,6 +13,10 @@ use crate::simd::{Lanes, dispatch};
 /// Tokens that one call may take.
 pub(crate) const GROUPS: [usize; 5] = [1, 2, 4, 8, 16];
 
+/// How far ahead of its use a weight is asked for, for one token: hardware prefetch stops at the
+/// end of each 4 KiB page.
+const AHEAD: usize = 4096;
+
 /// One row tile and one token group. All pointers are valid for the whole call.
 #[derive(Clone, Copy)]
 pub(crate) struct TileArgs {
@@ -45,6 +49,14 @@ unsafe fn int_tile<V: Lanes, Q: Quant, const TT: usize>(a: TileArgs) {
         for b in 0..a.blocks {
             let q = a.q.add(b * q_bytes(Q::BITS));
             let h = a.h.add(b * h_bytes(Q::BITS));
+            if TT == 1 {
+                for line in 0..q_bytes(Q::BITS) / 64 {
+                    V::prefetch(q.wrapping_add(AHEAD + 64 * line));
+                }
+                for line in 0..h_bytes(Q::BITS) / 64 {
+                    V::prefetch(h.wrapping_add(AHEAD + 64 * line));
+                }
+            }
             let w = unpack::<V, Q>(q, h);
             let s = Q::scales::<V>(a.s.add(b / Q::GROUP * Q::S_BYTES), b % Q::GROUP);
             let off = V::splat(-Q::OFFSET);

@@ -180,6 +180,10 @@ unsafe impl Lanes for Avx2 {
         _mm_cvtsi128_si32(s)
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> I {
         [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())]
     }

@@ -118,6 +118,10 @@ unsafe impl Lanes for Avx512 {
         _mm512_reduce_add_epi32(a)
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[inline(always)]
     unsafe fn load_b(p: *const u8) -> __m512i {
         _mm512_loadu_si512(p.cast())
     }

@@ -188,6 +188,10 @@ pub(crate) unsafe trait Lanes: Copy + 'static {
     /// Sum of the lanes.
     unsafe fn sum_i(a: Self::I) -> i32;
 
+    /// Asks for the cache line at `p`, which need not be valid memory.
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
     /// 64 bytes.
     unsafe fn load_b(p: *const u8) -> Self::B;
     /// Low four bits of each byte.
