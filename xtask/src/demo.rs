@@ -10,7 +10,7 @@ use crate::setup::models;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-const PROMPT: &str = "What is the capital of France, and what is it known for?";
+const PROMPT: &str = "What is gravity? Answer in one sentence.";
 
 /// The command itself.
 pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
