@@ -264,12 +264,20 @@ pub(super) fn bitcast(from: Scalar, to: Scalar, a: &Column, d: &Column, lanes: u
     if from.bytes() == to.bytes() {
         return map1(a, d, |x| x);
     }
-    let (from_bits, to_bits) = (from.bytes() * 8, to.bytes() * 8);
-    for lane in 0..lanes {
-        let column = |c: &'_ Column, i: usize| c[i * lanes + lane].get();
-        let all = (0..a.len() / lanes).rev().fold(0u128, |x, i| x << from_bits | column(a, i) as u128);
-        for i in 0..d.len() / lanes {
-            d[i * lanes + lane].set((all >> (i as u32 * to_bits)) as u64 & mask(to));
+    // One wide element is several narrow ones; their columns follow each other.
+    let (narrow, wide, cut) = if from.bytes() > to.bytes() { (to, a, true) } else { (from, d, false) };
+    let columns = (if cut { d } else { a }).chunks_exact(lanes);
+    let per_wide = (from.bytes().max(to.bytes()) / narrow.bytes()) as usize;
+    for (i, narrow_column) in columns.enumerate() {
+        let wide_column = &wide[i / per_wide * lanes..][..lanes];
+        let shift = (i % per_wide) as u32 * narrow.bytes() * 8;
+        for (n, w) in narrow_column.iter().zip(wide_column) {
+            if cut {
+                n.set((w.get() >> shift) & mask(narrow));
+            } else {
+                let lower = if shift == 0 { 0 } else { w.get() };
+                w.set(lower | n.get() << shift);
+            }
         }
     }
 }

@@ -112,13 +112,13 @@ impl Machine<'_, '_> {
         let mut matrices = vec![];
         for f in from {
             if matches!(kernel.ty(*f), Type::Matrix(_)) {
-                matrices.push(s.matrices[self.program.place(*f)].clone());
+                matrices.push(s.matrices[self.program.slot(*f)].clone());
             }
         }
         let mut matrices = matrices.into_iter();
         for t in to {
             if matches!(kernel.ty(*t), Type::Matrix(_)) {
-                s.matrices[self.program.place(*t)] = matrices.next().unwrap_or_default();
+                s.matrices[self.program.slot(*t)] = matrices.next().unwrap_or_default();
             }
         }
         let frame = self.frame(s);

@@ -52,7 +52,7 @@ impl Subgroup {
             frames: vec![],
             pc: 0,
             pause: Pause::Preempted,
-            columns: vec![0; program.columns * lanes as usize],
+            columns: vec![0; program.columns],
             matrices: vec![vec![]; program.matrices],
         };
         for (i, op) in program.kernel.ops.iter().enumerate() {
@@ -84,9 +84,8 @@ impl Subgroup {
 
     fn fill(&mut self, program: &Program, v: Value, f: impl Fn(u32) -> u64) {
         let lanes = program.kernel.subgroup_size;
-        let start = program.place(v) * lanes as usize;
-        for lane in 0..lanes {
-            self.columns[start + lane as usize] = f(lane);
+        for (lane, c) in (0..lanes).zip(&mut self.columns[program.columns_of(v)]) {
+            *c = f(lane);
         }
     }
 }
@@ -132,8 +131,7 @@ impl<'a> Frame<'a> {
         self.program.kernel
     }
     pub(super) fn column(&self, v: Value) -> &'a Column {
-        let start = self.program.place(v) * self.lanes;
-        &self.cells[start..start + self.kernel().ty(v).lanes() as usize * self.lanes]
+        &self.cells[self.program.columns_of(v)]
     }
     pub(super) fn scalar(&self, v: Value) -> Scalar {
         self.kernel().ty(v).scalar().unwrap_or(Scalar::U32)
@@ -240,7 +238,7 @@ fn compute(frame: &Frame, v: Value) -> Result<(), Stop> {
         Op::Unary(op, a) => arith::unary(*op, frame.scalar(*a), col(a), d),
         Op::Binary(op, a, b) => {
             let s = frame.scalar(*a);
-            if arith::is_partial(*op, s) {
+            if frame.program.is_partial(v) {
                 check(frame, *a, |i| arith::undefined_binary(*op, s, col(a)[i].get(), col(b)[i].get()))?;
             }
             arith::binary(*op, s, col(a), col(b), d);
@@ -254,7 +252,7 @@ fn compute(frame: &Frame, v: Value) -> Result<(), Stop> {
         }
         Op::Convert(a) => {
             let (from, to) = (frame.scalar(*a), frame.scalar(v));
-            if from.is_float() && !to.is_float() {
+            if frame.program.is_partial(v) {
                 check(frame, *a, |i| arith::undefined_convert(from, to, col(a)[i].get()))?;
             }
             arith::convert(from, to, col(a), d);

@@ -5,6 +5,8 @@
 //! ```
 
 use super::super::inst::*;
+use super::arith;
+use std::ops::Range;
 
 /// One step. Jump targets are indices into [`Program::code`].
 #[derive(Clone, Copy, Debug)]
@@ -49,34 +51,46 @@ pub(super) enum Step {
 pub(super) struct Program<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) code: Vec<Step>,
-    /// First column of vector values (`lanes()` columns each), slot of matrices.
-    places: Vec<u32>,
+    /// Where the columns of a vector value start and end, in u64; slot of matrices.
+    places: Vec<(u32, u32)>,
+    /// Operations that are undefined for some operands, constant ones considered.
+    partial: Vec<bool>,
+    /// Size of a subgroup's columns, in u64.
     pub(super) columns: usize,
     pub(super) matrices: usize,
 }
 
 impl<'k> Program<'k> {
     pub(super) fn new(kernel: &'k Kernel) -> Program<'k> {
-        let mut program = Program { kernel, code: vec![], places: vec![], columns: 0, matrices: 0 };
+        let partial = (0..kernel.ops.len() as u32).map(|i| is_partial(kernel, Value(i))).collect();
+        let mut program = Program { kernel, code: vec![], places: vec![], partial, columns: 0, matrices: 0 };
         for ty in &kernel.types {
-            let place = match ty {
+            let start = match ty {
                 Type::Matrix(_) => {
                     program.matrices += 1;
                     program.matrices - 1
                 }
-                _ => {
-                    program.columns += ty.lanes() as usize;
-                    program.columns - ty.lanes() as usize
-                }
+                _ => program.columns,
             };
-            program.places.push(place as u32);
+            program.columns += ty.lanes() as usize * kernel.subgroup_size as usize;
+            program.places.push((start as u32, program.columns as u32));
         }
         program.block(&kernel.body);
         program
     }
 
-    pub(super) fn place(&self, v: Value) -> usize {
-        self.places[v.0 as usize] as usize
+    /// The part of a subgroup's columns that belongs to a vector value.
+    pub(super) fn columns_of(&self, v: Value) -> Range<usize> {
+        let (start, end) = self.places[v.0 as usize];
+        start as usize..end as usize
+    }
+
+    pub(super) fn slot(&self, matrix: Value) -> usize {
+        self.places[matrix.0 as usize].0 as usize
+    }
+
+    pub(super) fn is_partial(&self, v: Value) -> bool {
+        self.partial[v.0 as usize]
     }
 
     fn here(&self) -> u32 {
@@ -111,4 +125,24 @@ impl<'k> Program<'k> {
             }
         }
     }
+}
+
+fn is_partial(kernel: &Kernel, v: Value) -> bool {
+    let scalar = |v: Value| kernel.ty(v).scalar().unwrap_or(Scalar::U32);
+    match kernel.op(v) {
+        Op::Binary(op, a, b) => {
+            // Any first operand will do: only I32 division looks at it, and that stays partial.
+            let known = kernel.constant(*b).filter(|_| scalar(*a) != Scalar::I32 || !op_divides(*op));
+            match known {
+                Some(bits) => arith::undefined_binary(*op, scalar(*a), 0, bits).is_some(),
+                None => arith::is_partial(*op, scalar(*a)),
+            }
+        }
+        Op::Convert(a) => scalar(*a).is_float() && !scalar(v).is_float(),
+        _ => false,
+    }
+}
+
+fn op_divides(op: BinOp) -> bool {
+    matches!(op, BinOp::Div | BinOp::Rem)
 }

@@ -13,7 +13,7 @@ use Scalar::*;
 impl Machine<'_, '_> {
     pub(super) fn matrix(&mut self, frame: &Frame, matrices: &mut [Vec<u64>], v: Value) -> Result<(), Stop> {
         let kernel = frame.kernel();
-        let place = |v: &Value| frame.program.place(*v);
+        let place = |v: &Value| frame.program.slot(*v);
         let shape = |v: &Value| match kernel.ty(*v) {
             Type::Matrix(m) => m,
             _ => MatrixType { scalar: Scalar::F32, rows: 0, cols: 0, usage: MatrixUse::Acc },
