@@ -5,7 +5,7 @@
 //! ```
 
 use super::stage::{self, Arrays, Stage};
-use super::{Epilogue, Size, cost};
+use super::{Epilogue, Size, Work, cost};
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::quant::UNIT;
@@ -63,9 +63,10 @@ impl Tile {
                 && Arrays::bytes(lines, false) <= caps.max_shared_bytes
         };
         let price = |t: &&Tile| {
-            let tiles = size.features.div_ceil(t.features()) * size.rows.div_ceil(t.rows());
             let each = size.sets * t.each_features;
-            cost(caps.parallel_tiles, tiles, t.lanes(), each * t.each_rows, each + t.each_rows)
+            // A shared load of a quad costs about as much as four multiply-adds.
+            let sums = UNIT * each * t.each_rows + UNIT * (each + t.each_rows);
+            cost(caps.parallel_tiles, size, &Work { lanes: t.lanes(), features: t.features(), rows: t.rows(), sums })
         };
         TILES.iter().filter(fits).min_by_key(price).copied()
     }

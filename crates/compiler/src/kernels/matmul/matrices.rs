@@ -9,7 +9,7 @@
 //! because which lane holds which element is the driver's secret.
 
 use super::stage::{self, Arrays, Stage};
-use super::{Epilogue, Size};
+use super::{Epilogue, Size, Work, cost};
 use zinc_ir::device::{Caps, MatrixShape};
 use zinc_ir::kernel::{Builder, MatrixMemory, Scalar, Type, Val};
 use zinc_ir::quant::UNIT;
@@ -71,10 +71,14 @@ impl Tile {
             && Arrays::bytes(lines, true) + staged <= caps.max_shared_bytes
     }
 
-    fn price(&self, caps: &Caps, size: Size) -> u32 {
-        let tiles = size.features.div_ceil(self.features()) * size.rows.div_ceil(self.rows());
+    fn price(&self, caps: &Caps, size: Size) -> u64 {
         let [rows, features] = [self.each[0], size.sets * self.each[1]];
-        super::cost(caps.parallel_tiles, tiles, self.subgroups() * self.subgroup, rows * features, rows + features)
+        // Matrix units make about eight multiply-adds per lane and cycle; a load moves its elements once.
+        let multiplies = rows * features * self.elements() * UNIT / (8 * self.subgroup);
+        let loads = (rows * self.shape.m as u32 + features * self.shape.n as u32) * UNIT / self.subgroup;
+        let lanes = self.subgroups() * self.subgroup;
+        let work = Work { lanes, features: self.features(), rows: self.rows(), sums: multiplies + loads };
+        cost(caps.parallel_tiles, size, &work)
     }
 }
 

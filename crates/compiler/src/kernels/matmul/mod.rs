@@ -175,11 +175,22 @@ impl Way {
     }
 }
 
-/// Time of a launch in units of one lane's multiply-add per column: how often the device must be filled, times the
-/// work of a lane (`each` sums, each column costing `loads` wide shared loads too).
-fn cost(parallel_tiles: u32, tiles: u32, lanes: u32, each: u32, loads: u32) -> u32 {
-    let at_once = (parallel_tiles.max(1) * 256 / lanes).max(1);
-    tiles.div_ceil(at_once).saturating_mul(each + loads)
+/// What a tile costs, for choosing one.
+struct Work {
+    lanes: u32,
+    features: u32,
+    rows: u32,
+    /// Cycles of a lane for the sums of one unit.
+    sums: u32,
+}
+
+/// Relative time of a launch with such tiles. The device takes several at once; of the last round, half is idle on
+/// average. Staging a unit costs about 60 cycles per weight row and 8 per quad of inputs, waiting at barriers 50.
+fn cost(parallel_tiles: u32, size: Size, w: &Work) -> u64 {
+    let at_once = (parallel_tiles.max(1) * 256 / w.lanes).max(1);
+    let tiles = size.features.div_ceil(w.features) * size.rows.div_ceil(w.rows);
+    let staging = (size.sets * w.features * 60 + w.rows * 64) / w.lanes;
+    (2 * tiles.max(at_once) + at_once) as u64 * (w.sums + staging + 50) as u64
 }
 
 /// What happens to finished sums.
