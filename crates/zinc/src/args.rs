@@ -122,6 +122,7 @@ impl From<CacheType> for KvType {
 
 /// Where and how to compute.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Device")]
 pub(crate) struct ComputeArgs {
     /// cpu, vulkan, vulkan:N or auto (a real GPU if there is one, else the CPU)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
@@ -157,6 +158,7 @@ pub(crate) struct ComputeArgs {
 
 /// How tokens are chosen.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Tokens to generate; -1: until the model ends or the context is full
     #[arg(short = 'n', long, default_value_t = -1, value_name = "N", allow_negative_numbers = true)]
@@ -226,6 +228,7 @@ impl SamplingArgs {
 
 /// How a conversation becomes a prompt.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Conversation")]
 pub(crate) struct TemplateArgs {
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT")]

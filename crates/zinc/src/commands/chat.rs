@@ -37,18 +37,18 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    template: TemplateArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    compute: ComputeArgs,
     /// Print the speed after each answer
     #[arg(long)]
     show_speed: bool,
     /// Neither read nor write the history file
     #[arg(long)]
     no_history: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {

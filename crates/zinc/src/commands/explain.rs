@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// Only kernels whose template or name contains this
     #[arg(long, value_name = "TEXT")]
     kernel: Option<String>,
-    /// Show every layer, also those like the one before
+    /// Show every launch of every layer with its arguments
     #[arg(long)]
     full: bool,
     #[command(flatten)]
@@ -72,7 +72,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let text = match arguments.stage {
         Stage::Spec => source.model.spec.to_string(),
         Stage::Graph => source.model.graph.to_string(),
-        Stage::Plan => plan_text(&compile(arguments, &source)?, arguments.full)?,
+        Stage::Plan if arguments.full => compile(arguments, &source)?.to_string(),
+        Stage::Plan => plan_text(&compile(arguments, &source)?)?,
         Stage::Kernel => kernels_text(&compile(arguments, &source)?, arguments, |k| Ok(k.to_string()))?,
         Stage::Spirv => kernels_text(&compile(arguments, &source)?, arguments, spirv)?,
     };
@@ -144,10 +145,13 @@ fn fused(plan: &Plan, launch: &Launch) -> String {
         }
     }
     let formats = if formats.is_empty() { String::new() } else { format!(" ({})", formats.join(", ")) };
+    if names.is_empty() {
+        return "(first part of the next)".into();
+    }
     format!("{}{formats}", names.join(" + "))
 }
 
-fn plan_text(plan: &Plan, full: bool) -> Result<String> {
+fn plan_text(plan: &Plan) -> Result<String> {
     let mut out = String::new();
     let b = plan.bucket;
     writeln!(
@@ -189,7 +193,7 @@ fn plan_text(plan: &Plan, full: bool) -> Result<String> {
         let size = end - at;
         let body = |from: usize| lines.get(from..from + size).map(|l| l.iter().map(|x| &x.1).collect::<Vec<_>>());
         let mut next = end;
-        while !full && layer != u32::MAX && body(next) == body(at) && lines[next].0 == lines[next + size - 1].0 {
+        while layer != u32::MAX && body(next) == body(at) && lines[next].0 == lines[next + size - 1].0 {
             next += size;
         }
         match (next - end) / size {

@@ -31,11 +31,11 @@ pub(crate) struct Arguments {
     /// Measure only the first N chunks; -1: all
     #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true)]
     chunks: i64,
-    #[command(flatten)]
-    compute: ComputeArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    compute: ComputeArgs,
 }
 
 /// Sums over predicted tokens.

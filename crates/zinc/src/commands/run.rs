@@ -29,15 +29,15 @@ pub(crate) struct Arguments {
     /// Continue the text as it is, without a chat template
     #[arg(long, visible_alias = "no-template")]
     raw: bool,
+    /// Print one JSON object at the end instead of text as it comes
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
     compute: ComputeArgs,
-    /// Print one JSON object at the end instead of text as it comes
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {

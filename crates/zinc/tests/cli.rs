@@ -1,0 +1,248 @@
+//! The commands as a user meets them: output, exit codes and error messages, with tiny models on the CPU.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A model of `tests/data`.
+fn model(name: &str) -> String {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch"))
+        .join(name)
+        .join("model.gguf")
+        .display()
+        .to_string()
+}
+
+/// A folder of its own for one test.
+fn scratch(test: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// Runs `zinc` with some standard input.
+fn zinc_with(input: &str, arguments: &[&str]) -> Output {
+    let home = scratch("home");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+        .args(arguments)
+        .env("XDG_DATA_HOME", home.join("data"))
+        .env("XDG_STATE_HOME", home.join("state"))
+        .env("XDG_CACHE_HOME", home.join("cache"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("zinc starts");
+    // A command that does not read its input may have ended already.
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).ok();
+    child.wait_with_output().expect("zinc ends")
+}
+
+fn zinc(arguments: &[&str]) -> Output {
+    zinc_with("", arguments)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Asserts success and gives standard output.
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Asserts the exit code and that the message says all of these.
+fn fails(output: &Output, code: i32, says: &[&str]) {
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    for what in says {
+        assert!(message.contains(what), "{what:?} is not in: {message}");
+    }
+    assert!(!message.contains("panicked"), "{message}");
+}
+
+#[test]
+fn run_streams_an_answer_and_states_its_speed() {
+    let m = model("llama");
+    let greedy = ["run", &m, "-p", "the old man", "-n", "8", "--temp", "0", "--device", "cpu", "--raw", "--ignore-eos"];
+    let first = zinc(&greedy);
+    assert!(!stdout(&first).trim().is_empty());
+    let said = text(&first.stderr);
+    assert!(said.contains("tokens/s") && said.contains("act q8") && said.contains("as asked"), "{said}");
+    assert_eq!(stdout(&zinc(&greedy)), stdout(&first), "greedy is the same each time");
+    let from_stdin: Vec<&str> = greedy.iter().copied().filter(|a| !["-p", "the old man"].contains(a)).collect();
+    assert_eq!(stdout(&zinc_with("the old man", &from_stdin)), stdout(&first));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let m = model("llama");
+    let with = |seed: &str| {
+        let common = ["run", &m, "-p", "a", "-n", "12", "--temp", "1.5", "--device", "cpu", "--raw", "--ignore-eos"];
+        stdout(&zinc(&[&common[..], &["-s", seed, "--top-k", "0", "--min-p", "0"]].concat()))
+    };
+    assert_eq!(with("7"), with("7"));
+    assert_ne!(with("7"), with("8"));
+}
+
+#[test]
+fn run_gives_json_and_the_fixtures_greedy_tokens() {
+    // The prompt of the fixture, through detokenize and back.
+    let m = model("qwen2");
+    let shown = stdout(&zinc(&["tokenize", &m, "-p", "some words of text", "--ids"]));
+    let back = stdout(&zinc_with(&shown, &["detokenize", &m]));
+    assert_eq!(back.trim_end(), "some words of text");
+    let run = ["run", &m, "-p", "some words", "-n", "5", "--temp", "0", "--raw", "--ignore-eos", "--json"];
+    let run = stdout(&zinc(&[&run[..], &["--device", "cpu", "--act", "f32"]].concat()));
+    let value: serde_json::Value = serde_json::from_str(&run).expect("JSON");
+    assert_eq!(value["tokens"].as_array().expect("tokens").len(), 5);
+    assert_eq!((value["end"].as_str(), value["act"].as_str()), (Some("length"), Some("f32")));
+    assert_eq!(value["timing"]["generated_tokens"], 5);
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let folder = scratch("logits");
+    let expected = std::fs::read(model("llama").replace("model.gguf", "expected.safetensors")).expect("expected");
+    let expected = safetensors::SafeTensors::deserialize(&expected).expect("safetensors");
+    let words = |name: &str| -> Vec<u32> {
+        let data = expected.tensor(name).expect("a tensor").data().to_vec();
+        data.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
+    };
+    let (ids, out) = (folder.join("ids.json"), folder.join("out.safetensors"));
+    std::fs::write(&ids, format!("{:?}", words("prompt"))).expect("written");
+    let (ids, out_name) = (ids.display().to_string(), out.display().to_string());
+    let m = model("llama");
+    let common = ["logits", &m, "--tokens", &ids, "-o", &out_name];
+    stdout(&zinc(&[&common[..], &["--device", "cpu", "--act", "f32", "-ctk", "f32", "-ctv", "f32"]].concat()));
+    let got = std::fs::read(&out).expect("an output");
+    let got = safetensors::SafeTensors::deserialize(&got).expect("safetensors");
+    let got = got.tensor("logits").expect("logits");
+    assert_eq!(got.shape(), [24, 512]);
+    let floats = got.data().chunks_exact(4).map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+    let worst = floats.zip(words("logits_hf")).map(|(a, b)| (a - f32::from_bits(b)).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-3, "{worst}");
+}
+
+#[test]
+fn perplexity_of_a_text() {
+    let m = model("llama");
+    let words = "the quick brown fox jumps over the lazy dog and ".repeat(20);
+    let common = ["perplexity", &m, "-c", "64", "--chunks", "2", "--device", "cpu"];
+    let out = stdout(&zinc_with(&words, &common));
+    assert!(out.starts_with("[1]") && out.contains("Final estimate: PPL = "), "{out}");
+    let json = stdout(&zinc_with(&words, &[&common[..], &["--json"]].concat()));
+    let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((value["chunks"].as_u64(), value["tokens"].as_u64()), (Some(2), Some(62)));
+    fails(&zinc_with("short", &common), 1, &["less than one chunk of 64"]);
+}
+
+#[test]
+fn inspect_shows_metadata_and_tensors() {
+    let m = model("gemma3");
+    let out = stdout(&zinc(&["inspect", &m]));
+    assert!(
+        out.contains("general.architecture") && out.contains("blk.0.attn_q.weight") && out.contains("usable     yes")
+    );
+    let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&["inspect", &m, "--json"]))).expect("JSON");
+    assert_eq!(value["metadata"]["general.architecture"], "gemma3");
+    assert_eq!(value["metadata"]["tokenizer.ggml.tokens"]["length"], 512);
+}
+
+#[test]
+fn explain_has_every_stage() {
+    let m = model("llama");
+    let stage =
+        |stage: &str| stdout(&zinc(&["explain", &m, "--stage", stage, "--device-profile", "plain", "--act", "q8"]));
+    assert!(stage("spec").contains("architecture     llama"));
+    assert!(stage("graph").contains("rms_norm"));
+    let plan = stage("plan");
+    assert!(plan.contains("activations q8") && plan.contains("FLOPs") && plan.contains("barrier"), "{plan}");
+    assert!(stage("kernel").contains("kernel 0"));
+    assert!(stage("spirv").contains("OpEntryPoint"));
+    fails(&zinc(&["explain", &m, "--device-profile", "x"]), 2, &["no device profile x", "rdna3"]);
+    let native = ["explain", &m, "--stage", "kernel", "--device", "cpu"];
+    fails(&zinc(&native), 1, &["natively", "--device-profile"]);
+}
+
+#[test]
+fn template_renders_a_conversation() {
+    let folder = scratch("template");
+    let (template, messages) = (folder.join("t.jinja"), folder.join("m.json"));
+    std::fs::write(&template, "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{{ extra }}")
+        .unwrap();
+    std::fs::write(&messages, r#"{"messages": [{"role": "user", "content": "hi"}], "extra": "!"}"#).unwrap();
+    let (t, m) = (template.display().to_string(), messages.display().to_string());
+    assert_eq!(stdout(&zinc(&["template", "--template", &t, "--messages", &m])), "[user] hi\n!");
+    std::fs::write(&messages, "nonsense").unwrap();
+    fails(&zinc(&["template", "--template", &t, "--messages", &m]), 1, &["is no JSON"]);
+}
+
+#[test]
+fn chat_reads_commands_and_answers() {
+    let m = model("llama");
+    let chat = ["chat", &m, "--chat-template", "chatml", "-n", "4", "--temp", "0", "--device", "cpu", "--ignore-eos"];
+    let lines = "/help\n/system Be brief.\n/system\nhello\n/regen\n/nothing\n/exit\n";
+    let output = zinc_with(lines, &chat);
+    let out = stdout(&output);
+    let answers: Vec<&str> = out.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    assert!(answers.len() >= 2, "{out}");
+    let said = text(&output.stderr);
+    for what in ["/regen", "system prompt: Be brief.", "no command /nothing"] {
+        assert!(said.contains(what), "{what:?} is not in: {said}");
+    }
+    fails(&zinc_with("hi\n", &["chat", &m, "--device", "cpu"]), 1, &["no chat template", "chatml"]);
+}
+
+#[test]
+fn bench_measures_a_file_and_a_shape() {
+    let m = model("llama");
+    let table = stdout(&zinc(&["bench", &m, "-p", "16", "-n", "4", "-r", "2", "--device", "cpu"]));
+    assert!(table.contains("| pp16 |") && table.contains("| tg4 |") && table.contains("±"), "{table}");
+    let shape = ["bench", "--shape", "tiny:q8_0", "-p", "16", "-n", "0", "-r", "1", "--device", "cpu", "--json"];
+    let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&shape))).expect("JSON");
+    assert_eq!(value["tests"][0]["test"], "pp16");
+    assert!(value["tests"][0]["tokens_per_second"].as_f64().expect("a number") > 0.0);
+    fails(&zinc(&["bench", "--shape", "nothing"]), 2, &["no shape is named", "llama3.1-8b"]);
+}
+
+#[test]
+fn devices_lists_the_cpu() {
+    assert!(stdout(&zinc(&["devices"])).starts_with("cpu"));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&["devices", "--json"]))).expect("JSON");
+    assert!(value["cpu"]["description"].is_string());
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let m = model("llama");
+    fails(&zinc(&["run", &m, "--no-such-flag"]), 2, &["--no-such-flag"]);
+    fails(&zinc(&["walk"]), 2, &["walk"]);
+    fails(&zinc(&["run", &m, "-p", "a", "--top-p", "3"]), 2, &["top-p is 3"]);
+    fails(&zinc(&["run", &m, "-p", "a", "--device", "cuda"]), 2, &["cuda", "vulkan"]);
+    fails(&zinc(&["run", &m, "-p", "a", "-ctv", "f32"]), 2, &["--cache-type-k"]);
+    fails(&zinc(&["detokenize", &m, "--ids", "1 x"]), 2, &["`x` is no token id"]);
+}
+
+#[test]
+fn bad_files_and_prompts_are_explained() {
+    let (m, folder) = (model("llama"), scratch("bad"));
+    let run = |file: &str, more: &[&str]| {
+        zinc(&[&["run", file, "-p", "a b c d e f g h", "--device", "cpu", "--raw"], more].concat())
+    };
+    fails(&run("no-such-file.gguf", &[]), 1, &["no-such-file.gguf"]);
+    let whole = std::fs::read(&m).expect("the model");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).expect("written");
+        path.display().to_string()
+    };
+    fails(&run(&file("cut.gguf", &whole[..whole.len() / 2]), &[]), 1, &["cut.gguf"]);
+    fails(&run(&file("text.gguf", b"this is no model"), &[]), 1, &["text.gguf"]);
+    fails(&run(&m, &["-c", "4"]), 1, &["needs", "context has 4", "-c"]);
+    fails(&run(&m, &["-c", "64", "-n", "100"]), 1, &["100 to generate", "context has 64", "-n"]);
+    let out = run(&m, &["-c", "32", "--temp", "0", "--ignore-eos"]);
+    fails(&out, 1, &["the context of 32 tokens is full"]);
+    assert!(!out.stdout.is_empty(), "the unfinished answer is shown");
+}
