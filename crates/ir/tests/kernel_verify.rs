@@ -2,7 +2,7 @@
 
 use zinc_ir::kernel::*;
 
-const HEADER: &str = "arg x read\narg y write\narg z readwrite\narg n word\nshared s f32 64\nshared h f16 64\n";
+const HEADER: &str = "arg x read\narg y write\narg z readwrite\narg n word\nshared s f32 64\nshared h f16 64\nshared q f16x4 64\n";
 
 fn kernel(body: &str) -> Kernel {
     let text = format!("kernel k workgroup 64 subgroup 32\n{HEADER}{{\n{body}\n}}\n");
@@ -117,6 +117,10 @@ fn matrices() {
         "m×k, k×n",
     );
     type_error("%0: mat.a.8x8.f16 = matrix_load @s[0] stride 8 row", "scalars of the matrix's type");
+    // Vectors must not straddle rows; which way a line runs is the layout's.
+    fine("%0: mat.a.8x16.f16 = matrix_load @q[0] stride 4 row");
+    type_error("%0: mat.a.8x6.f16 = matrix_load @q[0] stride 4 row", "that divide a row");
+    fine("%0: mat.a.8x6.f16 = matrix_load @q[0] stride 4 column");
     type_error("%0: mat.a.8x8.u64 = matrix_load [$x + 0] stride 8 row", "elements f16, f32");
     type_error("%0: mat.a.8x8.f16 = matrix_splat 1.0", "scalar of its element type");
     type_error("%0: f32 = matrix_splat 1.0", "needs a matrix type");

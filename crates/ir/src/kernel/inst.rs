@@ -253,7 +253,8 @@ pub enum MatrixMemory {
         /// U32 byte offset.
         offset: Value,
     },
-    /// Shared array `array` (scalar elements of the matrix's type) from element `index` on.
+    /// Shared array `array` from element `index` on. Its elements are scalars of the matrix's type, or vectors of
+    /// them that divide a row (column); index and stride count array elements.
     Shared {
         /// Index into [`Kernel::shared`].
         array: u32,

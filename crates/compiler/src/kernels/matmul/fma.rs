@@ -108,7 +108,7 @@ fn multiply<'b>(
     sums: &[Val<'b>],
 ) -> Vec<Val<'b>> {
     let four = |array: u32, line: Val<'b>| {
-        let v = b.shared_load(array, line * (arrays.stride / 4) + quad);
+        let v = b.shared_load(array, line * arrays.stride + quad);
         [0, 1, 2, 3].map(|k| v.lane(k))
     };
     let x: Vec<[Val<'b>; 4]> = (0..t.each_rows).map(|j| four(arrays.inputs, lane[1] + j * t.lanes_rows)).collect();

@@ -54,8 +54,9 @@ impl Tile {
 
     /// The cheapest tile that the device can hold, if it has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
-        let usable =
-            |s: &&MatrixShape| s.input == Scalar::F16 && s.acc == Scalar::F32 && UNIT.is_multiple_of(s.k as u32);
+        let usable = |s: &&MatrixShape| {
+            s.input == Scalar::F16 && s.acc == Scalar::F32 && s.k % 4 == 0 && UNIT.is_multiple_of(s.k as u32)
+        };
         let volume = |s: &&MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let shape = *caps.matrices.iter().filter(usable).max_by_key(volume)?;
         let tiles = CUTS.iter().map(|&(subgroups, each)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each });
@@ -111,7 +112,7 @@ fn multiply<'b>(
 ) -> Vec<Val<'b>> {
     let [a, bt, _] = Caps::matrix_types(t.shape);
     let load = |ty, array, line: Val<'b>, column_major| {
-        let index = (line * arrays.stride + col).value();
+        let index = (line * arrays.stride + col / 4).value();
         b.matrix_load(ty, MatrixMemory::Shared { array, index }, b.u32(arrays.stride), column_major)
     };
     let [m, n] = [t.shape.m as u32, t.shape.n as u32];

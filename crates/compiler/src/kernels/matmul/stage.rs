@@ -41,7 +41,7 @@ pub(super) struct Stage<'a, 'b> {
 pub(super) struct Arrays {
     pub(super) weights: u32,
     pub(super) inputs: u32,
-    /// Elements from one line to the next: more than a line, so that lanes on different lines use different banks.
+    /// Quads from one line to the next: more than a line, so that lanes on different lines use different banks.
     pub(super) stride: u32,
     halves: bool,
 }
@@ -57,26 +57,19 @@ impl Arrays {
         lines * (UNIT + padding(halves)) * if halves { 2 } else { 4 }
     }
 
-    /// Declares arrays of singles (as quads) or of halves.
+    /// Declares arrays of quads of singles or of halves.
     pub(super) fn declare(b: &Builder, stage: &Stage<'_, '_>, halves: bool) -> Arrays {
-        let stride = UNIT + padding(halves);
-        let array = |name, lines: u32| match halves {
-            true => b.shared(name, Type::F16, lines * stride),
-            false => b.shared(name, Type::F32X4, lines * stride / 4),
-        };
-        let weights = array("weights", stage.size.sets * stage.features);
-        Arrays { weights, inputs: array("inputs", stage.rows), stride, halves }
+        let stride = (UNIT + padding(halves)) / 4;
+        let ty = if halves { Type::Vec(Scalar::F16, 4) } else { Type::F32X4 };
+        let weights = b.shared("weights", ty, stage.size.sets * stage.features * stride);
+        Arrays { weights, inputs: b.shared("inputs", ty, stage.rows * stride), stride, halves }
     }
 
-    fn put<'b>(&self, b: &'b Builder, array: u32, line: Val<'b>, element: Val<'b>, quad: Val<'b>) {
-        if !self.halves {
-            return b.shared_store(array, line * (self.stride / 4) + element / 4, quad);
-        }
+    /// Stores quad number `quad` of a line, four F32.
+    fn put<'b>(&self, b: &'b Builder, array: u32, line: Val<'b>, quad: Val<'b>, value: Val<'b>) {
         // Beyond the range of halves a sum is wrong either way; infinities would make it NaN.
-        let near = quad.min(b.f32x4(LARGEST_HALF)).max(b.f32x4(-LARGEST_HALF)).to(Scalar::F16);
-        for i in 0..4 {
-            b.shared_store(array, line * self.stride + element + i, near.lane(i as u8));
-        }
+        let near = || value.min(b.f32x4(LARGEST_HALF)).max(b.f32x4(-LARGEST_HALF)).to(Scalar::F16);
+        b.shared_store(array, line * self.stride + quad, if self.halves { near() } else { value });
     }
 }
 
@@ -93,7 +86,7 @@ pub(super) fn unit<'b>(b: &'b Builder, s: &Stage<'_, 'b>, arrays: &Arrays, unit:
         let runs = (s.weight.format.emit_unit)(&dot::unit_at(b, s.weight, base, row, unit));
         for (r, run) in runs.iter().enumerate() {
             for (q, quad) in run.weights.values(b).into_iter().enumerate() {
-                arrays.put(b, arrays.weights, line, b.u32(r as u32 * 16 + q as u32 * 4), quad);
+                arrays.put(b, arrays.weights, line, b.u32(r as u32 * 4 + q as u32), quad);
             }
         }
     });
@@ -108,6 +101,6 @@ pub(super) fn unit<'b>(b: &'b Builder, s: &Stage<'_, 'b>, arrays: &Arrays, unit:
         }
         let col = quad.lt(4).select(first, second) + quad % 4 * 4;
         let value = b.load(Type::F32X4, s.x, (row * s.size.cols + col) * 4, 16);
-        arrays.put(b, arrays.inputs, line, quad * 4, value);
+        arrays.put(b, arrays.inputs, line, quad, value);
     });
 }

@@ -93,17 +93,22 @@ impl Machine<'_, '_> {
             }
             MatrixMemory::Shared { array, index } => {
                 let start = self.uniform(frame, *index, "index")?;
+                let lanes = frame.kernel().shared[*array as usize].ty.lanes() as usize;
                 for (line, first, step, count) in lines(m, column_major) {
                     let begin = start + line * stride;
-                    if !(begin * size as u64).is_multiple_of(align as u64) {
-                        return Err(fail(FaultKind::Misaligned { address: begin * size as u64, align }));
+                    let address = begin * (lanes as u64 * size as u64);
+                    if !address.is_multiple_of(align as u64) {
+                        return Err(fail(FaultKind::Misaligned { address, align }));
                     }
-                    for (i, x) in elements.iter_mut().skip(first).step_by(step).take(count).enumerate() {
-                        let element = self.element(*array, begin + i as u64, who, how).map_err(fail)?;
-                        if how == How::Write {
-                            element[0] = *x;
-                        } else {
-                            *x = element[0];
+                    let mut places = elements.iter_mut().skip(first).step_by(step).take(count);
+                    for i in 0..(count / lanes) as u64 {
+                        let element = self.element(*array, begin + i, who, how).map_err(fail)?;
+                        for (lane, x) in element.iter_mut().zip(&mut places) {
+                            if how == How::Write {
+                                *lane = *x;
+                            } else {
+                                *x = *lane;
+                            }
                         }
                     }
                 }

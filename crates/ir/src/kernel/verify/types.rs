@@ -248,18 +248,18 @@ fn matrix(kernel: &Kernel, v: Value) -> Result<(), Problem> {
         _ => Err(Problem::Types("a matrix operation needs a matrix type")),
     };
     match kernel.op(v) {
-        Op::MatrixLoad { memory, stride, .. } => {
+        Op::MatrixLoad { memory, stride, column_major } => {
             if let MatrixMemory::Global { base, .. } = memory {
                 may_read(kernel, *base)?;
             }
-            matrix_memory(kernel, memory, *stride, shape(ty)?)
+            matrix_memory(kernel, memory, *stride, *column_major, shape(ty)?)
         }
-        Op::MatrixStore { memory, stride, value, .. } => {
+        Op::MatrixStore { memory, stride, column_major, value } => {
             rule(ty == Type::Void, "a store has no value")?;
             if let MatrixMemory::Global { base, .. } = memory {
                 may_write(kernel, *base)?;
             }
-            matrix_memory(kernel, memory, *stride, shape(kernel.ty(*value))?)
+            matrix_memory(kernel, memory, *stride, *column_major, shape(kernel.ty(*value))?)
         }
         Op::MatrixSplat(a) => {
             let m = shape(ty)?;
@@ -281,13 +281,25 @@ fn matrix(kernel: &Kernel, v: Value) -> Result<(), Problem> {
     }
 }
 
-fn matrix_memory(kernel: &Kernel, memory: &MatrixMemory, stride: Value, m: MatrixType) -> Result<(), Problem> {
+fn matrix_memory(
+    kernel: &Kernel,
+    memory: &MatrixMemory,
+    stride: Value,
+    column_major: bool,
+    m: MatrixType,
+) -> Result<(), Problem> {
     is(kernel, stride, Type::U32, "a stride is a u32")?;
     match memory {
         MatrixMemory::Global { base, offset } => address(kernel, *base, *offset),
         MatrixMemory::Shared { array, index } => {
             let array = kernel.shared.get(*array as usize).ok_or(Problem::UnknownArray(*array))?;
-            rule(array.ty == Type::Vec(m.scalar, 1), "the shared array holds scalars of the matrix's type")?;
+            let line = if column_major { m.rows } else { m.cols };
+            let Type::Vec(scalar, lanes) = array.ty else { return rule(false, "a shared array holds vectors") };
+            let divides = lanes > 0 && line.is_multiple_of(lanes);
+            rule(
+                scalar == m.scalar && divides,
+                "the shared array holds scalars of the matrix's type, or vectors of them that divide a row (column)",
+            )?;
             is(kernel, *index, Type::U32, "a shared index is a u32")
         }
     }
