@@ -41,7 +41,8 @@ pub(crate) fn schedule(
         for (i, sketch) in emission.launches.into_iter().enumerate() {
             let mut launch = finish(ctx, &places, inputs, index, region, &sketch);
             if i + 1 < count {
-                launch.region = vec![];
+                // The region's cost, like the region, stands at its last launch.
+                (launch.region, launch.bytes, launch.flops) = (vec![], 0, 0);
             }
             let print = sketch.kernel.fingerprint();
             let next = KernelId(plan.kernels.len() as u32);
