@@ -10,7 +10,7 @@ use crate::report::{DeviceReport, extensions, report};
 use ash::vk;
 use std::ffi::CStr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A logical device. Everything made from it keeps it alive.
 pub(crate) struct Gpu {
@@ -30,6 +30,8 @@ pub(crate) struct Gpu {
     pub(crate) used: AtomicU64,
     /// The layout of all pipelines: push constants only.
     pub(crate) layout: vk::PipelineLayout,
+    /// The device did not answer in time: it may still use whatever was made from it, so nothing is freed any more.
+    pub(crate) abandoned: AtomicBool,
 }
 
 impl Gpu {
@@ -64,12 +66,25 @@ impl Gpu {
             memory_types,
             used: AtomicU64::new(0),
             layout,
+            abandoned: AtomicBool::new(false),
         }))
+    }
+}
+
+impl Gpu {
+    /// See the field.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        if self.is_abandoned() {
+            // The device outlives us, so its instance must too.
+            std::mem::forget(self.instance.clone());
+            return;
+        }
         // SAFETY: whatever was made from the device holds an Arc of it, so nothing is left and nothing runs.
         unsafe {
             self.raw.destroy_pipeline_layout(self.layout, None);

@@ -178,6 +178,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.gpu.is_abandoned() {
+            return;
+        }
         self.gpu.used.fetch_sub(self.charged, Ordering::Relaxed);
         // SAFETY: owners drop buffers only after waiting for the work that uses them; null memory is ignored.
         unsafe {

@@ -26,6 +26,9 @@ pub(crate) struct Pipeline {
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
+        if self.gpu.is_abandoned() {
+            return;
+        }
         // SAFETY: owners drop pipelines only after waiting for the work that uses them.
         unsafe { self.gpu.raw.destroy_pipeline(self.raw, None) };
     }

@@ -10,6 +10,7 @@ use crate::memory::Buffer;
 use crate::pipeline::Pipeline;
 use ash::vk;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// One entry of a recording.
@@ -154,6 +155,9 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
+        if self.gpu.is_abandoned() {
+            return;
+        }
         // SAFETY: owners drop recordings only after waiting for their submissions.
         unsafe {
             if let Some((pool, _)) = self.queries {
@@ -215,6 +219,9 @@ impl Queue {
 
     /// Hands a recording to the device; gives its number. Submissions run in order.
     pub(crate) fn submit(&mut self, recording: &Recording) -> Result<u64, VulkanError> {
+        if self.gpu.is_abandoned() {
+            return Err(VulkanError::Lost { call: "vkQueueSubmit2", detail: "it did not answer earlier".into() });
+        }
         let value = self.last + 1;
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(recording.buffer)];
         let signals = [vk::SemaphoreSubmitInfo::default()
@@ -245,6 +252,7 @@ impl Queue {
         let waited = unsafe { self.gpu.raw.wait_semaphores(&info, self.timeout.as_nanos() as u64) };
         waited.map_err(|e| match e {
             vk::Result::TIMEOUT => {
+                self.gpu.abandoned.store(true, Ordering::Relaxed);
                 VulkanError::Lost { call: during, detail: format!("no answer within {:?}", self.timeout) }
             }
             other => VulkanError::of(during)(other),
@@ -276,6 +284,9 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if self.gpu.is_abandoned() {
+            return;
+        }
         // SAFETY: after the wait (or the loss of the device) nothing uses the semaphore.
         unsafe {
             let _ = self.gpu.raw.device_wait_idle();

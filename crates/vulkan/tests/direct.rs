@@ -61,3 +61,20 @@ fn kernels_that_do_not_fit_are_refused_with_the_reason() {
     }
     no_messages(&device);
 }
+
+#[test]
+fn a_device_that_does_not_answer_in_time_is_lost() {
+    let timeout = std::time::Duration::from_millis(10);
+    let Some(mut device) = device(Options { timeout, ..Options::default() }) else { return };
+    let size = device.caps().subgroup_size;
+    let b = Builder::new("long", size, size);
+    let (y, rounds) = (b.arg("y", ArgKind::Write), b.arg("rounds", ArgKind::Word));
+    let last = b.for_(b.u32(0), rounds, 1, &[b.lane()], |i, x| vec![(x[0] ^ i) * 1_664_525 + 1_013_904_223]);
+    b.store(y, b.lane() * 4, last[0], 4);
+    let args = [memory(0), KernelArg::Word(200_000_000)];
+    let error = device.run_kernel(&b.finish(), [1, 1, 1], &args, &mut [vec![0; 1024]]).expect_err("too slow");
+    assert!(matches!(&error, VulkanError::Lost { .. }), "{error}");
+    println!("{error}");
+    let again = device.run_kernel(&Builder::new("empty", size, size).finish(), [1, 1, 1], &[], &mut []);
+    assert!(matches!(again, Err(VulkanError::Lost { .. })), "no more work for it");
+}
