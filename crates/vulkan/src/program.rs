@@ -13,6 +13,7 @@ use crate::pipeline::Pipeline;
 use crate::replay::{Command, Recording};
 use crate::report::DeviceType;
 use std::sync::Arc;
+use std::time::Duration;
 use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepOutput, Tail};
 
 /// Outputs up to this size are written straight into host memory; larger ones into device memory first.
@@ -33,6 +34,8 @@ pub(crate) struct Program {
     pub(crate) stale: bool,
     /// It has run since timing was switched.
     pub(crate) ran: bool,
+    /// How long the last run took.
+    pub(crate) expected: Duration,
 }
 
 impl Program {
@@ -53,6 +56,7 @@ impl Program {
             timed: false,
             stale: true,
             ran: false,
+            expected: Duration::ZERO,
         })
     }
 

@@ -196,6 +196,9 @@ fn barrier(device: &ash::Device, cb: vk::CommandBuffer, [src, dst]: Scopes) {
     unsafe { device.cmd_pipeline_barrier2(cb, &info) };
 }
 
+/// What it takes to be woken, with room to spare.
+const WAKING: Duration = Duration::from_micros(300);
+
 /// The device's queue. Submissions are numbered from 1.
 pub(crate) struct Queue {
     gpu: Arc<Gpu>,
@@ -243,30 +246,50 @@ impl Queue {
 
     /// Waits until submission `value` has finished.
     pub(crate) fn wait(&self, value: u64, during: &'static str) -> Result<(), VulkanError> {
-        if value == 0 || self.spin(value) {
-            return Ok(());
-        }
-        let (semaphores, values) = ([self.timeline], [value]);
-        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        // SAFETY: the semaphore is alive.
-        let waited = unsafe { self.gpu.raw.wait_semaphores(&info, self.timeout.as_nanos() as u64) };
-        waited.map_err(|e| match e {
-            vk::Result::TIMEOUT => {
+        match self.sleep(value, self.timeout, during)? {
+            true => Ok(()),
+            false => {
                 self.gpu.abandoned.store(true, Ordering::Relaxed);
-                VulkanError::Lost { call: during, detail: format!("no answer within {:?}", self.timeout) }
+                Err(VulkanError::Lost { call: during, detail: format!("no answer within {:?}", self.timeout) })
             }
-            other => VulkanError::of(during)(other),
-        })
+        }
     }
 
-    /// Looks for a short while without sleeping: being woken costs tens of microseconds, a noticeable part of a fast
-    /// token. Not on a software device, which needs the core.
-    fn spin(&self, value: u64) -> bool {
-        if self.gpu.report.device_type == crate::DeviceType::Software {
-            return false;
+    /// Waits for a submission that probably takes `expected`. Being woken costs tens of microseconds, a noticeable
+    /// part of a fast token: so it sleeps for most of that time, then watches without sleeping for a while. A software
+    /// device needs the core for itself and is not watched.
+    pub(crate) fn wait_expecting(
+        &self,
+        value: u64,
+        expected: Duration,
+        during: &'static str,
+    ) -> Result<(), VulkanError> {
+        if self.gpu.report.device_type != crate::DeviceType::Software {
+            let nap = (expected * 7 / 8).saturating_sub(WAKING);
+            if (!nap.is_zero() && self.sleep(value, nap, during)?) || self.watch(value, expected / 4 + WAKING) {
+                return Ok(());
+            }
         }
+        self.wait(value, during)
+    }
+
+    /// Sleeps until the submission has finished, at most `limit`; gives whether it has.
+    fn sleep(&self, value: u64, limit: Duration, during: &'static str) -> Result<bool, VulkanError> {
+        let (semaphores, values) = ([self.timeline], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: the semaphore is alive.
+        match unsafe { self.gpu.raw.wait_semaphores(&info, nanos) } {
+            Ok(()) => Ok(true),
+            Err(vk::Result::TIMEOUT) => Ok(false),
+            Err(e) => Err(VulkanError::of(during)(e)),
+        }
+    }
+
+    /// Looks again and again, at most for `limit`; gives whether the submission has finished.
+    fn watch(&self, value: u64, limit: Duration) -> bool {
         let start = Instant::now();
-        while start.elapsed() < Duration::from_micros(500) {
+        while start.elapsed() < limit {
             // SAFETY: the semaphore is alive.
             if unsafe { self.gpu.raw.get_semaphore_counter_value(self.timeline) }.is_ok_and(|v| v >= value) {
                 return true;

@@ -15,7 +15,7 @@ use crate::replay::{Command, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
@@ -172,8 +172,10 @@ impl Device for VulkanDevice {
             program.record(model, scratch.as_ref())?;
         }
         program.write_inputs(step)?;
+        let start = Instant::now();
         let submitted = queue.submit(&program.recording)?;
-        queue.wait(submitted, "running a step")?;
+        queue.wait_expecting(submitted, program.expected, "running a step")?;
+        program.expected = start.elapsed();
         program.ran = true;
         Ok(program.output(step))
     }
