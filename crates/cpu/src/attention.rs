@@ -32,8 +32,8 @@ pub(crate) trait KvElement: Copy + Send + Sync + 'static {
     /// # Safety
     /// The features of `V`; 16 elements at `p`.
     unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
-    /// One value, rounded to the element.
-    fn from_f32(x: f32) -> Self;
+    /// Values rounded to elements.
+    fn convert(isa: Isa, x: &[f32]) -> Vec<Self>;
 }
 
 impl KvElement for f32 {
@@ -42,9 +42,8 @@ impl KvElement for f32 {
         // SAFETY: the caller's promise.
         unsafe { V::load(p) }
     }
-    #[inline(always)]
-    fn from_f32(x: f32) -> f32 {
-        x
+    fn convert(_: Isa, x: &[f32]) -> Vec<f32> {
+        x.to_vec()
     }
 }
 
@@ -55,9 +54,10 @@ impl KvElement for u16 {
         // SAFETY: the caller's promise.
         unsafe { V::load_f16(p) }
     }
-    #[inline(always)]
-    fn from_f32(x: f32) -> u16 {
-        half::f16::from_f32(x).to_bits()
+    fn convert(isa: Isa, x: &[f32]) -> Vec<u16> {
+        let mut out = vec![0; x.len()];
+        crate::rows::to_f16(isa, x, &mut out);
+        out
     }
 }
 
@@ -93,28 +93,16 @@ impl Area {
 ///
 /// # Panics
 /// When the slot or a length is out of range.
-pub(crate) fn append<E: KvElement>(
-    area: &Area,
-    k_cache: &mut [E],
-    v_cache: &mut [E],
-    slot: usize,
-    k: &[f32],
-    v: &[f32],
-) {
+pub(crate) fn append<E: KvElement>(area: &Area, k_cache: &mut [E], v_cache: &mut [E], slot: usize, k: &[E], v: &[E]) {
     let (page, token) = (slot / PAGE, slot % PAGE);
     assert!(page < area.pages, "KV page {page} of {}", area.pages);
     let width = area.padded();
     for h in 0..area.heads {
         let at = page * area.page() + h * area.head();
-        let k_page = &mut k_cache[at..at + area.head()];
-        let v_row = &mut v_cache[at + token * width..at + token * width + area.dim];
         let row = h * area.dim..(h + 1) * area.dim;
-        for (d, x) in k[row.clone()].iter().enumerate() {
-            k_page[d * PAGE + token] = E::from_f32(*x);
-        }
-        for (to, x) in v_row.iter_mut().zip(&v[row]) {
-            *to = E::from_f32(*x);
-        }
+        let k_page = k_cache[at..at + area.head()].chunks_exact_mut(PAGE);
+        k_page.zip(&k[row.clone()]).for_each(|(tokens, x)| tokens[token] = *x);
+        v_cache[at + token * width..][..area.dim].copy_from_slice(&v[row]);
     }
 }
 

@@ -60,6 +60,22 @@ pub(crate) fn scale(out: &mut [f32], factor: f32) {
     out.iter_mut().for_each(|x| *x *= factor);
 }
 
+/// Rounds to halves (as bits).
+///
+/// # Panics
+/// When the lengths differ.
+pub(crate) fn to_f16(isa: Isa, x: &[f32], out: &mut [u16]) {
+    assert_eq!(x.len(), out.len(), "halves");
+    // SAFETY: `isa` is available; equal lengths.
+    unsafe { to_f16_fn(isa)(x, out) }
+}
+
+/// Rounds to halves in place.
+pub(crate) fn round_f16(isa: Isa, x: &mut [f32]) {
+    // SAFETY: `isa` is available.
+    unsafe { round_f16_fn(isa)(x) }
+}
+
 /// Index of the greatest value, the lowest on ties; 0 when no value is greater than -∞.
 pub(crate) fn argmax(isa: Isa, row: &[f32]) -> u32 {
     // SAFETY: `isa` is available.
@@ -124,6 +140,41 @@ unsafe fn add_row<V: Lanes>(out: &mut [f32], x: &[f32]) {
 }
 
 /// # Safety
+/// The features of `V`; equal lengths.
+#[inline(always)]
+unsafe fn halves<V: Lanes>(x: &[f32], out: &mut [u16]) {
+    let whole = x.len() / 16 * 16;
+    // SAFETY: 16 values from each index below `whole`.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            V::store_f16(out.as_mut_ptr().add(i), V::load(x.as_ptr().add(i)));
+        }
+    }
+    for i in whole..x.len() {
+        out[i] = half::f16::from_f32(x[i]).to_bits();
+    }
+}
+
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+unsafe fn round<V: Lanes>(x: &mut [f32]) {
+    let whole = x.len() / 16 * 16;
+    let mut bits = [0u16; 16];
+    // SAFETY: 16 values from each index below `whole`.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            let at = x.as_mut_ptr().add(i);
+            V::store_f16(bits.as_mut_ptr(), V::load(at));
+            V::store(at, V::load_f16(bits.as_ptr()));
+        }
+    }
+    for x in &mut x[whole..] {
+        *x = half::f16::from_f32(*x).to_f32();
+    }
+}
+
+/// # Safety
 /// The features of `V`.
 #[inline(always)]
 unsafe fn top<V: Lanes>(row: &[f32]) -> f32 {
@@ -161,7 +212,7 @@ unsafe fn gelu<V: Lanes>(x: V::F) -> V::F {
     unsafe {
         let cube = V::mul(V::mul(x, x), x);
         let u = V::fma(cube, V::splat(0.044_715), x);
-        let u = V::mul(u, V::splat(-2.0 * 0.797_884_56));
+        let u = V::mul(u, V::splat(-2.0 * 0.797_884_6));
         V::div(x, V::add(V::splat(1.0), exp::<V>(u)))
     }
 }
@@ -202,6 +253,8 @@ dispatch!(norm_fn, norm_entry [] [] => norm(x: &[f32], weight: &[f32], eps: f32,
 dispatch!(rope_halves_fn, rope_halves_entry [] [] => rope_halves(head: &mut [f32], cos: &[f32], sin: &[f32]));
 dispatch!(rope_adjacent_fn, rope_adjacent_entry [] [] => rope_adjacent(head: &mut [f32], cos: &[f32], sin: &[f32]));
 dispatch!(add_fn, add_entry [] [] => add_row(out: &mut [f32], x: &[f32]));
+dispatch!(to_f16_fn, to_f16_entry [] [] => halves(x: &[f32], out: &mut [u16]));
+dispatch!(round_f16_fn, round_f16_entry [] [] => round(x: &mut [f32]));
 dispatch!(top_fn, top_entry [] [] => top(row: &[f32]) -> f32);
 
 #[cfg(test)]

@@ -241,8 +241,8 @@ impl Run<'_> {
     fn append(&mut self, k: Slot, v: Slot, layer: usize) {
         let (k, v) = (&self.values.slots[k], &self.values.slots[v]);
         match &mut self.model.kv {
-            Kv::F32(layers) => append_rows(&mut layers[layer], self.step, k, v),
-            Kv::F16(layers) => append_rows(&mut layers[layer], self.step, k, v),
+            Kv::F32(layers) => append_rows(self.isa, &mut layers[layer], self.step, k, v),
+            Kv::F16(layers) => append_rows(self.isa, &mut layers[layer], self.step, k, v),
         }
     }
 
@@ -268,8 +268,10 @@ impl Run<'_> {
     }
 }
 
-fn append_rows<E: KvElement>(layer: &mut KvLayer<E>, step: &Step, k: &[f32], v: &[f32]) {
+fn append_rows<E: KvElement>(isa: Isa, layer: &mut KvLayer<E>, step: &Step, k: &[f32], v: &[f32]) {
     let cols = layer.area.heads * layer.area.dim;
+    let size = step.tokens.len() * cols;
+    let (k, v) = (E::convert(isa, &k[..size]), E::convert(isa, &v[..size]));
     for (t, slot) in step.slots.iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
         let row = t * cols..(t + 1) * cols;
         let (k, v) = (&k[row.clone()], &v[row]);

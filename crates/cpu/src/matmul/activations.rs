@@ -115,9 +115,7 @@ impl Activations {
                     },
                     _ => {
                         if precision == ActPrecision::F16 {
-                            for v in &mut values {
-                                *v = half::f16::from_f32(*v).to_f32();
-                            }
+                            crate::rows::round_f16(this.isa, &mut values);
                         }
                         for (k, v) in values.iter().enumerate() {
                             // SAFETY: as above, column k of the group.

@@ -1,10 +1,10 @@
 //! How each weight format is packed, and what its integers mean.
 //!
 //! ```text
-//! 16 rows of the file ──pack──► row tile = [quants plane][high-bit plane][scale plane]
-//!                                             64 bytes = 16 rows × 4 k      └─► d, d', m per 16 rows
+//! 16 rows of the file ──pack──► row tile = records [scales][quants][high bits] of 32 (or 256) columns
+//!                                             └─► d, m    └─► 64 bytes = 16 rows × 4 k
 //! ```
-//! A *row tile* holds 16 rows. In every plane the 16 rows lie side by side, so that one
+//! A *row tile* holds 16 rows; its records are one stream, as they are read. In a record the 16 rows lie side by side, so that one
 //! 64-byte register has 4 consecutive k of each row as one dword per row: what
 //! `vpdpbusd` multiplies by a broadcast of 4 activations, and also one row of an AMX
 //! tile. All integer formats are brought to four bit layouts (4, 5, 6 and 8 bits),
@@ -59,17 +59,16 @@ pub(crate) trait Quant: 'static {
     /// The features of `V`; `s` points to `S_BYTES` bytes.
     unsafe fn scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V>;
 
-    /// Packs the file block `block` of row `row` (0..16) into one group of the three planes.
-    /// The planes are zero before.
+    /// Packs the file block `block` of row `row` (0..16) into the parts of a record, zero before.
     fn pack(block: &[u8], row: usize, q: &mut [u8], h: &mut [u8], s: &mut [u8]);
 }
 
-/// Bytes of the quants plane per block and tile.
+/// Bytes of the quants of 32 columns and 16 rows.
 pub(crate) const fn q_bytes(bits: usize) -> usize {
     if bits == 8 { 512 } else { 256 }
 }
 
-/// Bytes of the high-bit plane per block and tile.
+/// Bytes of the high bits of 32 columns and 16 rows.
 pub(crate) const fn h_bytes(bits: usize) -> usize {
     match bits {
         5 => 64,
@@ -78,12 +77,33 @@ pub(crate) const fn h_bytes(bits: usize) -> usize {
     }
 }
 
+/// Bytes of a record: scales, quants and high bits of a scale group.
+pub(crate) const fn record<Q: Quant>() -> usize {
+    Q::S_BYTES + Q::GROUP * (q_bytes(Q::BITS) + h_bytes(Q::BITS))
+}
+
+/// Scales, and the 8 registers, of block `b` of the tile at `w`.
+///
+/// # Safety
+/// The features of `V`; the tile has more than `b` blocks.
+#[inline(always)]
+pub(crate) unsafe fn block<V: Lanes, Q: Quant>(w: *const u8, b: usize) -> (Scales<V>, [V::B; 8]) {
+    // SAFETY: parts of the record of block b.
+    unsafe {
+        let (q_bytes, h_bytes) = (q_bytes(Q::BITS), h_bytes(Q::BITS));
+        let s = w.add(b / Q::GROUP * record::<Q>());
+        let (sub, q) = (b % Q::GROUP, s.add(Q::S_BYTES));
+        let h = q.add(Q::GROUP * q_bytes + sub * h_bytes);
+        (Q::scales::<V>(s, sub), unpack::<V, Q>(q.add(sub * q_bytes), h))
+    }
+}
+
 /// The block at `q` (and its high bits at `h`) as 8 registers: register j has columns 4j..4j+4.
 ///
 /// # Safety
-/// The features of `V`; the planes hold the block.
+/// The features of `V`; a block at `q` and `h`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<V: Lanes, Q: Quant>(q: *const u8, h: *const u8) -> [V::B; 8] {
+unsafe fn unpack<V: Lanes, Q: Quant>(q: *const u8, h: *const u8) -> [V::B; 8] {
     // SAFETY: the caller's promise: units 0..8 (bytes) or 0..4 (nibbles), masks 0..8 or units 0..2.
     unsafe {
         if Q::BITS == 8 {

@@ -51,8 +51,7 @@ pub fn multiply(pool: &Pool, x: &Activations, products: &mut [Product<'_>]) {
     pool.for_each_chunk(tiles * chunks, |_, range| {
         for item in range {
             let (chunk, mut tile) = (item / tiles, item % tiles);
-            let mut job = jobs.iter();
-            while let Some(j) = job.next() {
+            for j in &jobs {
                 if tile < j.weights.tiles() {
                     j.run(tile, x, chunk);
                     break;

@@ -18,7 +18,7 @@ pub enum PackError {
     #[error("no CPU kernel for weight format {0}; convert the model to one of {1}")]
     Format(&'static str, String),
     /// Columns must fill whole blocks.
-    #[error("{cols} columns are not a multiple of the {block} weights of a {format} block")]
+    #[error("{cols} columns are not a positive multiple of the {block} weights of a {format} block")]
     Columns {
         /// Columns asked for.
         cols: usize,
@@ -71,14 +71,19 @@ pub(crate) struct FormatRow {
     group: usize,
     /// Bytes of a group in the file.
     file_bytes: usize,
-    /// Bytes of a group of 16 rows in each plane.
+    /// Bytes of the parts of a record.
     q: usize,
     h: usize,
     s: usize,
     pack: PackFn,
-    pub(crate) kernels: fn(Isa) -> Kernels,
-    /// Only for AMX: unpacks one tile to bytes, and multiplies.
-    pub(crate) bits: usize,
+    kernels: fn(Isa) -> Kernels,
+}
+
+impl FormatRow {
+    /// Bytes of 16 rows of a group.
+    const fn record(&self) -> usize {
+        self.s + self.q + self.h
+    }
 }
 
 const fn quant_row<Q: Quant>(ggml_type: u32) -> FormatRow {
@@ -106,7 +111,6 @@ const fn quant_row<Q: Quant>(ggml_type: u32) -> FormatRow {
             ],
             row: int_row_fn::<Q>(isa),
         },
-        bits: Q::BITS,
     }
 }
 
@@ -137,7 +141,6 @@ const fn float_row<W: Float>(ggml_type: u32) -> FormatRow {
             ],
             row: float_row_fn::<W>(isa),
         },
-        bits: 0,
     }
 }
 
@@ -192,7 +195,7 @@ impl Packed {
             PackError::Format(format.name, names.collect::<Vec<_>>().join(", "))
         })?;
         let block = format.block_elems as usize;
-        if cols % block != 0 {
+        if cols == 0 || !cols.is_multiple_of(block) {
             return Err(PackError::Columns { cols, block, format: format.name });
         }
         let row_bytes = cols / block * format.block_bytes as usize;
@@ -223,16 +226,14 @@ impl Packed {
 
     fn pack_tile(&self, tile: usize, bytes: &[u8], row_bytes: usize, out: &mut [u8]) {
         let f = self.row;
-        let groups = self.groups();
-        let (q, rest) = out.split_at_mut(groups * f.q);
-        let (h, s) = rest.split_at_mut(groups * f.h);
-        for row in 0..TILE.min(self.rows - tile * TILE) {
-            let source = &bytes[(tile * TILE + row) * row_bytes..][..row_bytes];
-            for (g, block) in source.chunks(f.file_bytes).enumerate() {
-                let q = &mut q[g * f.q..(g + 1) * f.q];
-                let h = &mut h[g * f.h..(g + 1) * f.h];
-                let s = &mut s[g * f.s..(g + 1) * f.s];
-                (f.pack)(block, row, q, h, s);
+        let rows = TILE.min(self.rows - tile * TILE);
+        let source = &bytes[tile * TILE * row_bytes..][..rows * row_bytes];
+        for (g, record) in out.chunks_exact_mut(f.record()).take(self.groups()).enumerate() {
+            let (s, rest) = record.split_at_mut(f.s);
+            let (q, h) = rest.split_at_mut(f.q);
+            for (row, source) in source.chunks_exact(row_bytes).enumerate() {
+                let block = &source[g * f.file_bytes..];
+                (f.pack)(&block[..f.file_bytes.min(block.len())], row, q, h, s);
             }
         }
     }
@@ -271,10 +272,6 @@ impl Packed {
         &self.kernels
     }
 
-    pub(crate) fn format_row(&self) -> &'static FormatRow {
-        self.row
-    }
-
     /// Row tiles.
     pub(crate) fn tiles(&self) -> usize {
         self.rows.div_ceil(TILE)
@@ -290,21 +287,16 @@ impl Packed {
     }
 
     fn tile_bytes(&self) -> usize {
-        (self.groups() * (self.row.q + self.row.h + self.row.s)).next_multiple_of(64)
+        (self.groups() * self.row.record()).next_multiple_of(64)
     }
 
-    /// Planes of row tile `tile`; the activations and the output are still null.
+    /// Row tile `tile`; the activations and the output are still null.
     pub(crate) fn tile_args(&self, tile: usize) -> TileArgs {
         assert!(tile < self.tiles(), "row tile {tile} of {}", self.tiles());
-        let groups = self.groups();
-        // SAFETY: the tile lies in the region, and its planes in the tile.
-        unsafe {
-            let q = self.memory.as_ptr().add(tile * self.tile_bytes());
-            let h = q.add(groups * self.row.q);
-            let s = h.add(groups * self.row.h);
-            let (xq, xs, out) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
-            TileArgs { q, h, s, blocks: self.blocks(), xq, xs, out }
-        }
+        // SAFETY: the tile lies in the region.
+        let w = unsafe { self.memory.as_ptr().add(tile * self.tile_bytes()) };
+        let (xq, xs, out) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
+        TileArgs { w, blocks: self.blocks(), xq, xs, out }
     }
 
     /// Decodes row `row` (an embedding, say) into `out`, which has one value per column. Exact.

@@ -147,10 +147,6 @@ unsafe impl Lanes for Avx2 {
         [_mm256_setzero_si256(); 2]
     }
     #[inline(always)]
-    unsafe fn add_i(a: I, b: I) -> I {
-        each!(a, b => _mm256_add_epi32(a, b))
-    }
-    #[inline(always)]
     unsafe fn to_f(a: I) -> F {
         [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])]
     }

@@ -177,7 +177,6 @@ pub(crate) unsafe trait Lanes: Copy + 'static {
     unsafe fn top(a: Self::F) -> f32;
 
     unsafe fn zero_i() -> Self::I;
-    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
     /// Rounds to nearest even.
     unsafe fn to_i(a: Self::F) -> Self::I;

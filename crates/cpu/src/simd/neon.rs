@@ -112,10 +112,6 @@ unsafe impl Lanes for Neon {
         [vdupq_n_s32(0); 4]
     }
     #[inline(always)]
-    unsafe fn add_i(a: I, b: I) -> I {
-        each!(Q => vaddq_s32(a[Q], b[Q]))
-    }
-    #[inline(always)]
     unsafe fn to_f(a: I) -> F {
         each!(Q => vcvtq_f32_s32(a[Q]))
     }

@@ -106,10 +106,6 @@ unsafe impl Lanes for Scalar {
         [0; 16]
     }
     #[inline(always)]
-    unsafe fn add_i(a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
-        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
-    }
-    #[inline(always)]
     unsafe fn to_f(a: [i32; 16]) -> [f32; 16] {
         a.map(|x| x as f32)
     }
