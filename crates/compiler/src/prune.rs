@@ -64,3 +64,30 @@ fn has_effect(ops: &[Op], v: Value) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zinc_ir::kernel::{ArgKind, Builder, Type, verify};
+
+    #[test]
+    fn only_what_is_read_stays() {
+        let b = Builder::new("sample", 32, 32);
+        let (x, y) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write));
+        let unused = b.load(Type::U32, x, b.u32(64), 4);
+        let _ = unused + 1;
+        let sums = b.for_(b.u32(0), b.u32(4), 1, &[b.u32(0)], |i, sum| {
+            let _ = b.load(Type::U32, x, i * 8, 4);
+            vec![sum[0] + b.load(Type::U32, x, i * 4, 4)]
+        });
+        // Nobody reads what this loop gives, and it stores nothing.
+        b.for_(b.u32(0), b.u32(4), 1, &[b.u32(0)], |i, sum| vec![sum[0] + b.load(Type::U32, x, i * 4, 4)]);
+        b.barrier();
+        b.store(y, b.local_id() * 4, sums[0], 4);
+        let kernel = prune(b.finish());
+        verify(&kernel).expect("still well formed");
+        let text = kernel.to_string();
+        let count = |what: &str| text.matches(what).count();
+        assert_eq!([count("load"), count("for "), count("barrier"), count("store")], [1, 1, 1, 1], "{text}");
+    }
+}

@@ -64,8 +64,8 @@ impl Tile {
         };
         let price = |t: &&Tile| {
             let each = size.sets * t.each_features;
-            // A shared load of a quad costs about as much as four multiply-adds.
-            let sums = UNIT * each * t.each_rows + UNIT * (each + t.each_rows);
+            // A shared load of a quad costs about as much as eight multiply-adds.
+            let sums = UNIT * each * t.each_rows + 2 * UNIT * (each + t.each_rows);
             cost(caps.parallel_tiles, size, &Work { lanes: t.lanes(), features: t.features(), rows: t.rows(), sums })
         };
         TILES.iter().filter(fits).min_by_key(price).copied()

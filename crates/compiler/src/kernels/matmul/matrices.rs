@@ -55,7 +55,7 @@ impl Tile {
     /// The cheapest tile that the device can hold, if it has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
         let usable = |s: &&MatrixShape| {
-            s.input == Scalar::F16 && s.acc == Scalar::F32 && s.k % 4 == 0 && UNIT.is_multiple_of(s.k as u32)
+            s.input == Scalar::F16 && s.acc == Scalar::F32 && s.k.is_multiple_of(4) && UNIT.is_multiple_of(s.k as u32)
         };
         let volume = |s: &&MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let shape = *caps.matrices.iter().filter(usable).max_by_key(volume)?;

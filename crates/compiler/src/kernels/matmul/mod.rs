@@ -185,12 +185,12 @@ struct Work {
 }
 
 /// Relative time of a launch with such tiles. The device takes several at once; of the last round, half is idle on
-/// average. Staging a unit costs about 60 cycles per weight row and 8 per quad of inputs, waiting at barriers 50.
+/// average. Staging a unit costs about 60 cycles per weight row and 8 per quad of inputs, waiting at barriers 100.
 fn cost(parallel_tiles: u32, size: Size, w: &Work) -> u64 {
     let at_once = (parallel_tiles.max(1) * 256 / w.lanes).max(1);
     let tiles = size.features.div_ceil(w.features) * size.rows.div_ceil(w.rows);
     let staging = (size.sets * w.features * 60 + w.rows * 64) / w.lanes;
-    (2 * tiles.max(at_once) + at_once) as u64 * (w.sums + staging + 50) as u64
+    (2 * tiles.max(at_once) + at_once) as u64 * (w.sums + staging + 100) as u64
 }
 
 /// What happens to finished sums.
