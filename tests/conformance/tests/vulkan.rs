@@ -2,6 +2,7 @@
 
 use zinc_compiler::Choices;
 use zinc_conformance::{ARCHITECTURES, FORMATS, architecture, batch_equals_solo, format, greedy_equals_reference};
+use zinc_ir::device::Device;
 use zinc_ir::plan::{ActPrecision, KvType};
 use zinc_vulkan::{Options, VulkanDevice, list_devices};
 
@@ -45,8 +46,9 @@ fn architectures_in_prompts() {
     on_device(|device| {
         for (name, _) in ARCHITECTURES {
             architecture(device, name, choices(ActPrecision::F32), KvType::F32, 24);
+        }
+        for name in ["llama", "gemma3"] {
             architecture(device, name, choices(ActPrecision::F16), KvType::F16, 17);
-            architecture(device, name, choices(ActPrecision::Q8), KvType::F16, 12);
         }
     });
 }
@@ -54,22 +56,25 @@ fn architectures_in_prompts() {
 #[test]
 fn unfused() {
     on_device(|device| {
-        for rows in [3, 16] {
-            for (name, _) in ARCHITECTURES {
-                architecture(device, name, Choices { fuse: false, ..Choices::default() }, KvType::F32, rows);
-            }
+        for (name, _) in ARCHITECTURES {
+            architecture(device, name, Choices { fuse: false, ..Choices::default() }, KvType::F32, 3);
         }
     });
 }
 
+/// Compiling takes most of the time on software drivers: all formats for the usual subgroup size, a third of them for
+/// each other one.
 #[test]
 fn formats() {
     on_device(|device| {
-        for name in FORMATS {
-            for act in [ActPrecision::F32, ActPrecision::F16, ActPrecision::Q8] {
-                format(device, name, choices(act), 24, 24);
-                format(device, name, choices(act), 1, 24);
+        let subgroup = device.caps().subgroup_size as usize;
+        for (i, name) in FORMATS.iter().enumerate() {
+            if subgroup != 8 && i % 3 != subgroup / 4 % 3 {
+                continue;
             }
+            format(device, name, choices(ActPrecision::F32), 1, 24);
+            format(device, name, choices(ActPrecision::Q8), 1, 24);
+            format(device, name, choices(ActPrecision::F16), 24, 24);
         }
     });
 }
@@ -87,8 +92,7 @@ fn batches() {
 fn greedy() {
     on_device(|device| {
         for (name, _) in ARCHITECTURES {
-            greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F32), KvType::F16, 1);
-            greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F16), KvType::F16, 24);
+            greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F32), KvType::F16, 24);
         }
     });
 }
