@@ -2,7 +2,8 @@
 
 use zinc_ir::kernel::*;
 
-const HEADER: &str = "arg x read\narg y write\narg z readwrite\narg n word\nshared s f32 64\nshared h f16 64\nshared q f16x4 64\n";
+const HEADER: &str =
+    "arg x read\narg y write\narg z readwrite\narg n word\nshared s f32 64\nshared h f16 64\nshared q f16x4 64\n";
 
 fn kernel(body: &str) -> Kernel {
     let text = format!("kernel k workgroup 64 subgroup 32\n{HEADER}{{\n{body}\n}}\n");
