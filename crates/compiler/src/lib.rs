@@ -99,6 +99,9 @@ fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {
     if outputs > tokens {
         return Err(CompileError::BadBucket("more output rows than token rows"));
     }
+    if bucket.tail == plan::Tail::Best(0) {
+        return Err(CompileError::BadBucket("the best 0 logits"));
+    }
     if context == 0 || !context.is_multiple_of(PAGE_TOKENS) {
         return Err(CompileError::BadBucket("the context is not a whole number of pages"));
     }

@@ -18,5 +18,11 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
             let best = graph.argmax(logits);
             (Arc::new(graph), Some(best))
         }
+        Tail::Best(k) => {
+            let mut graph = Graph::clone(graph);
+            graph.enter_layer(None);
+            let best = graph.top_k(logits, k);
+            (Arc::new(graph), Some(best))
+        }
     }
 }

@@ -129,6 +129,7 @@ pub(crate) fn op_name(op: &Op) -> &'static str {
         Op::KvAppend { .. } => "kv_append",
         Op::Attention { .. } => "attention",
         Op::Argmax { .. } => "argmax",
+        Op::TopK { .. } => "top_k",
     }
 }
 

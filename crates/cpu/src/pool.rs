@@ -1,14 +1,15 @@
-//! Worker threads that claim work dynamically.
+//! Worker threads that share work dynamically.
 //!
 //! ```text
-//! for_each_chunk(n, f) ─publish─► claim word (epoch, items left) ◄─claim─ workers and the caller
-//!                                        └─► f(worker, range) … ─► done == n ─► return
+//! for_each_chunk(n, f) ─publish─► one segment of 0..n per thread
+//!        each thread: bites off the front of its own segment ─► f(worker, range)
+//!                     own segment empty: takes half of what another has left, from its back
 //! ```
-//! There is no static split: whoever is free takes the next items, large
-//! bites first and single items last, so a core that is taken away by
-//! another process costs at most the bite it holds. The caller works too. Workers
-//! spin for a short while between jobs (a decode step is a chain of hundreds of
-//! jobs of about 20 µs) and then sleep.
+//! A thread walks through neighbouring items (weights that hardware and software prefetch can
+//! follow), and nothing is fixed: when a core is taken away by another process, the others
+//! take what it has left, so that it holds up at most the bite it is working on. The
+//! caller works too. Workers spin for a short while between jobs (a decode step is a chain of
+//! hundreds of jobs of about 20 µs) and then sleep.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -43,18 +44,46 @@ pub enum PoolError {
 /// Runs `(context, worker, first, end)`.
 type Task = unsafe fn(*const (), usize, usize, usize);
 
-/// One job: written while no item is claimable, read only by who claimed one.
+/// Most items of a job: a segment's bounds are 16 bits each.
+const MOST_ITEMS: usize = u16::MAX as usize;
+
+/// Part of the own segment that a bite takes: 1 / 8, at least one item.
+const BITE: u32 = 8;
+
+/// Items that belong to one thread: epoch of the job (32 bits), first and end item (16 each). On
+/// a cache line of its own: only a thief disturbs the owner.
+#[repr(align(128))]
+struct Segment(AtomicU64);
+
+#[derive(Clone, Copy)]
+struct Span {
+    epoch: u32,
+    first: u32,
+    end: u32,
+}
+
+impl Span {
+    fn pack(self) -> u64 {
+        u64::from(self.epoch) << 32 | u64::from(self.first) << 16 | u64::from(self.end)
+    }
+    fn unpack(word: u64) -> Span {
+        let half = |shift: u32| (word >> shift) as u32 & 0xffff;
+        Span { epoch: (word >> 32) as u32, first: half(16), end: half(0) }
+    }
+    fn left(self) -> u32 {
+        self.end.saturating_sub(self.first)
+    }
+}
+
+/// One job: written while no segment has an item, read only by who then takes one.
 struct Shared {
-    /// High half: epoch of the job; low half: items not yet claimed.
-    claim: AtomicU64,
+    segments: Vec<Segment>,
+    /// Number of the current job.
+    epoch: AtomicU32,
     /// Items finished of the current job.
     done: AtomicUsize,
-    /// Items of the current job.
-    total: AtomicUsize,
     task: AtomicPtr<()>,
     context: AtomicPtr<()>,
-    /// Parts that large bites are cut into: claims take `left / share`.
-    share: AtomicU32,
     stop: AtomicBool,
     sleepers: AtomicUsize,
     bed: Mutex<()>,
@@ -122,10 +151,9 @@ impl Pool {
         if items == 1 || self.workers.is_empty() || INSIDE.get() {
             return f(0, 0..items);
         }
-        // A job has at most u32::MAX items at a time: the claim word's low half.
         let mut base = 0;
         while base < items {
-            let part = (items - base).min(u32::MAX as usize);
+            let part = (items - base).min(MOST_ITEMS);
             self.run_job(part, &|worker, r: Range<usize>| f(worker, base + r.start..base + r.end));
             base += part;
         }
@@ -146,8 +174,7 @@ impl Pool {
         let shared = &*self.shared;
         let task: Task = call::<F>;
         shared.publish(task, std::ptr::from_ref(f).cast(), items);
-        let epoch = (shared.claim.load(Ordering::Relaxed) >> 32) as u32;
-        while shared.claim_and_run(0, epoch) {}
+        shared.work(0, shared.epoch.load(Ordering::Relaxed));
         shared.wait_for_done(items);
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(panic) = panic {
@@ -173,12 +200,11 @@ impl Drop for Pool {
 impl Shared {
     fn new(threads: usize) -> Shared {
         Shared {
-            claim: AtomicU64::new(0),
+            segments: (0..threads).map(|_| Segment(AtomicU64::new(0))).collect(),
+            epoch: AtomicU32::new(0),
             done: AtomicUsize::new(0),
-            total: AtomicUsize::new(0),
             task: AtomicPtr::new(std::ptr::null_mut()),
             context: AtomicPtr::new(std::ptr::null_mut()),
-            share: AtomicU32::new(3 * threads as u32),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             bed: Mutex::new(()),
@@ -187,52 +213,76 @@ impl Shared {
         }
     }
 
-    /// Makes a job claimable. Only while the former one has no item left and all are done.
+    /// Makes a job's items claimable. Only when all items of the former job are done.
     fn publish(&self, task: Task, context: *const (), items: usize) {
         self.task.store(task as *mut (), Ordering::Relaxed);
         self.context.store(context.cast_mut(), Ordering::Relaxed);
-        self.total.store(items, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
-        let epoch = (self.claim.load(Ordering::Relaxed) >> 32) as u32;
-        let claim = u64::from(epoch.wrapping_add(1)) << 32 | items as u64;
+        let epoch = self.epoch.load(Ordering::Relaxed).wrapping_add(1);
+        let threads = self.segments.len();
+        for (i, segment) in self.segments.iter().enumerate() {
+            let (first, end) = (items * i / threads, items * (i + 1) / threads);
+            let span = Span { epoch, first: first as u32, end: end as u32 };
+            segment.0.store(span.pack(), Ordering::Release);
+        }
         // SeqCst, as is the sleeper's count: either we see the sleeper or it sees the job.
-        self.claim.store(claim, Ordering::SeqCst);
+        self.epoch.store(epoch, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _bed = self.bed.lock().unwrap_or_else(|e| e.into_inner());
             self.bell.notify_all();
         }
     }
 
-    /// Takes a bite of the job `epoch` and runs it; false when nothing is left.
-    fn claim_and_run(&self, worker: usize, epoch: u32) -> bool {
-        let mut word = self.claim.load(Ordering::Acquire);
+    /// Takes items of job `epoch` until none is left to take.
+    fn work(&self, worker: usize, epoch: u32) {
+        let mut finished = 0;
         loop {
-            let left = word as u32;
-            if (word >> 32) as u32 != epoch || left == 0 {
-                return false;
+            let bite = |left: u32| (left / BITE).max(1);
+            while let Some(range) = self.take(worker, epoch, |s| s.first..s.first + bite(s.left())) {
+                finished += range.len();
+                self.run(worker, range.start as usize..range.end as usize);
             }
-            let bite = (left / self.share.load(Ordering::Relaxed)).max(1);
-            let task = self.task.load(Ordering::Relaxed);
-            let context = self.context.load(Ordering::Relaxed);
-            let total = self.total.load(Ordering::Relaxed);
-            match self.claim.compare_exchange_weak(word, word - u64::from(bite), Ordering::AcqRel, Ordering::Acquire) {
-                Err(now) => word = now,
-                Ok(_) => {
-                    let first = total - left as usize;
-                    self.run(task, context, worker, first..first + bite as usize);
-                    return true;
-                }
+            let others = (1..self.segments.len()).map(|i| (worker + i) % self.segments.len());
+            let half = |s: Span| s.end - s.left().div_ceil(2)..s.end;
+            let Some(stolen) = others.filter_map(|other| self.take(other, epoch, half)).next() else { break };
+            // The own segment is empty, so nobody but its owner writes it.
+            let span = Span { epoch, first: stolen.start, end: stolen.end };
+            self.segments[worker].0.store(span.pack(), Ordering::Release);
+        }
+        if finished > 0 {
+            self.done.fetch_add(finished, Ordering::Release);
+        }
+    }
+
+    /// Cuts `part` (the front or the back) off a segment, if it has items of job `epoch`.
+    fn take(&self, segment: usize, epoch: u32, part: impl Fn(Span) -> Range<u32>) -> Option<Range<u32>> {
+        let word = &self.segments[segment].0;
+        let mut now = word.load(Ordering::Acquire);
+        loop {
+            let span = Span::unpack(now);
+            if span.epoch != epoch || span.left() == 0 {
+                return None;
+            }
+            let part = part(span);
+            let rest = match part.start == span.first {
+                true => Span { first: part.end, ..span },
+                false => Span { end: part.start, ..span },
+            };
+            match word.compare_exchange_weak(now, rest.pack(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(part),
+                Err(changed) => now = changed,
             }
         }
     }
 
-    fn run(&self, task: *mut (), context: *mut (), worker: usize, range: Range<usize>) {
-        let count = range.len();
+    fn run(&self, worker: usize, range: Range<usize>) {
+        let task = self.task.load(Ordering::Relaxed);
+        let context = self.context.load(Ordering::Relaxed);
         INSIDE.set(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: `task` was made from a `Task` by `publish`. The claim succeeded, so the
-            // job had an unfinished item when these fields were read: they belong to it, and
-            // its caller waits in `wait_for_done` (keeping `context` alive) until we are done.
+            // SAFETY: `task` was made from a `Task` by `publish`. We hold unfinished items of a
+            // job, so it is the current one: both fields are its own, and its caller waits in
+            // `wait_for_done` (keeping `context` alive) until we are done.
             unsafe {
                 let task: Task = std::mem::transmute::<*mut (), Task>(task);
                 task(context, worker, range.start, range.end);
@@ -242,7 +292,6 @@ impl Shared {
         if let Err(panic) = outcome {
             *self.panic.lock().unwrap_or_else(|e| e.into_inner()) = Some(panic);
         }
-        self.done.fetch_add(count, Ordering::Release);
     }
 
     fn wait_for_done(&self, items: usize) {
@@ -261,12 +310,12 @@ impl Shared {
     fn work_until_stopped(&self, index: usize) {
         let mut idle_since: Option<Instant> = None;
         let mut polls = 0u32;
+        let mut seen = 0;
         while !self.stop.load(Ordering::Relaxed) {
-            let word = self.claim.load(Ordering::Acquire);
-            if word as u32 != 0 {
-                while self.claim_and_run(index, (word >> 32) as u32) {}
-                idle_since = None;
-                polls = 0;
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                self.work(index, epoch);
+                (seen, idle_since, polls) = (epoch, None, 0);
                 continue;
             }
             std::hint::spin_loop();
@@ -274,17 +323,18 @@ impl Shared {
             if polls.is_multiple_of(POLLS_PER_CLOCK) {
                 let since = *idle_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > SPIN {
-                    self.sleep();
+                    self.sleep(seen);
                     idle_since = None;
                 }
             }
         }
     }
 
-    fn sleep(&self) {
+    /// Until there is another job than `seen`.
+    fn sleep(&self, seen: u32) {
         let mut bed = self.bed.lock().unwrap_or_else(|e| e.into_inner());
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while self.claim.load(Ordering::SeqCst) as u32 == 0 && !self.stop.load(Ordering::SeqCst) {
+        while self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
             bed = self.bell.wait(bed).unwrap_or_else(|e| e.into_inner());
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -299,8 +349,8 @@ mod tests {
     fn every_item_runs_once_in_every_job() {
         for threads in [1, 2, 3, 5] {
             let pool = Pool::new(threads).unwrap();
-            for items in [0usize, 1, 2, 7, 64, 1000] {
-                for _ in 0..50 {
+            for items in [0usize, 1, 2, 7, 64, 1000, 150_000] {
+                for _ in 0..if items > 1000 { 3 } else { 50 } {
                     let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
                     pool.for_each_chunk(items, |worker, range| {
                         assert!(worker < threads);

@@ -246,7 +246,7 @@ fn reference(graph: &Graph, weights: &Bytes, tokens: &[u32]) -> Vec<Vec<f64>> {
                 };
                 (0..tokens.len()).map(|t| (0..spec.heads as usize).flat_map(|h| head(t, h)).collect()).collect()
             }
-            Op::Argmax { .. } => unreachable!("the reference has no tail"),
+            Op::Argmax { .. } | Op::TopK { .. } => unreachable!("the reference has no tail"),
         };
         values.insert(id, value);
     }

@@ -23,6 +23,8 @@ pub struct Limits {
     pub sequences: u32,
     /// Tokens of a sequence.
     pub context: u32,
+    /// Best logits that the device is asked for in place of all; 0: it is always asked for all.
+    pub candidates: u32,
 }
 
 impl Limits {
@@ -47,7 +49,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { rows: 100, outputs: 8, sequences: 4, context: 2000 };
+    const LIMITS: Limits = Limits { rows: 100, outputs: 8, sequences: 4, context: 2000, candidates: 0 };
 
     #[test]
     fn sizes_round_up_to_a_bucket_within_the_limits() {

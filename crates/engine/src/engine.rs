@@ -9,7 +9,7 @@
 
 use crate::bucket::Limits;
 use crate::pool::KvPool;
-use crate::sampler::{Sampler, SamplingError};
+use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Event, Finish, Request, Sequence, SequenceId};
 use std::collections::HashMap;
@@ -146,7 +146,8 @@ impl Engine {
         let outputs = (1 << affordable.ilog2()).min(options.rows).max(sequences);
         let kv = Arc::new(KvLayout::new(&graph, options.kv, pages));
         device.load(&graph, &kv, weights, progress)?;
-        let limits = Limits { rows: options.rows, outputs, sequences, context: options.context };
+        let candidates = if vocabulary > MOST_CANDIDATES { MOST_CANDIDATES } else { 0 };
+        let limits = Limits { rows: options.rows, outputs, sequences, context: options.context, candidates };
         Ok(Engine {
             device,
             graph,

@@ -6,7 +6,8 @@
 //!
 //! The order and the meaning of each number are llama.cpp's, so that its users' settings carry over. Temperature 0 is
 //! greedy: the exact maximum (lowest id on ties) after penalties; without penalties the device finds it and no logits
-//! are read back ([`Sampling::is_argmax`]).
+//! are read back ([`Sampling::is_argmax`]). With a small top-k and no penalties the device finds the candidates, and
+//! only they are read back ([`Sampling::candidates`]): the same candidates, hence the same tokens.
 
 use crate::random::Random;
 use std::collections::HashMap;
@@ -71,6 +72,12 @@ impl Sampling {
         self.temperature <= 0.0 && !self.penalizes()
     }
 
+    /// How many of the best logits are all this setting looks at, if they are few and penalties do not reorder them.
+    pub fn candidates(&self) -> Option<u32> {
+        let few = (1..=MOST_CANDIDATES).contains(&self.top_k);
+        (few && self.temperature > 0.0 && !self.penalizes()).then_some(self.top_k)
+    }
+
     fn penalizes(&self) -> bool {
         let changes = self.repeat_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0;
         changes && self.repeat_last_n != 0
@@ -99,6 +106,9 @@ impl Sampling {
         }
     }
 }
+
+/// Largest top-k that a device is asked for; a plan is made for this many whatever the setting.
+pub const MOST_CANDIDATES: u32 = 64;
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,7 +153,25 @@ impl Sampler {
         if s.temperature <= 0.0 {
             return argmax(logits);
         }
-        let mut candidates = best(logits, s.top_k);
+        self.draw_from(best(logits, s.top_k))
+    }
+
+    /// Picks a token from the best logits, best first, at least as many as [`Sampling::candidates`] says. `None` if none
+    /// is a number (devices give `f32::MIN` for those).
+    pub fn sample_best(&mut self, tokens: &[u32], logits: &[f32]) -> Option<u32> {
+        let all = tokens.iter().zip(logits).filter(|(_, x)| **x > f32::MIN);
+        let all = all.map(|(&token, &logit)| Candidate { token, logit });
+        let wanted = if self.sampling.is_argmax() { 1 } else { self.sampling.top_k as usize };
+        let candidates: Vec<Candidate> = all.take(wanted).collect();
+        if self.sampling.is_argmax() {
+            return candidates.first().map(|c| c.token);
+        }
+        self.draw_from(candidates)
+    }
+
+    /// Narrows candidates, best first, and draws one.
+    fn draw_from(&mut self, mut candidates: Vec<Candidate>) -> Option<u32> {
+        let s = &self.sampling;
         keep_typical(&mut candidates, s.typical_p);
         keep_top_p(&mut candidates, s.top_p);
         keep_min_p(&mut candidates, s.min_p);

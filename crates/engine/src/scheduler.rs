@@ -168,9 +168,7 @@ impl Scheduler {
                 if sequence.wants_output(position) {
                     step.outputs.push(step.tokens.len() as u32);
                     outputs.push((part, position as u32));
-                    if !sequence.is_argmax() {
-                        tail = Tail::Logits;
-                    }
+                    tail = larger(tail, sequence.tail(self.limits.candidates));
                 }
                 step.tokens.push(sequence.tokens[position]);
                 step.positions.push(position as u32);
@@ -227,6 +225,14 @@ impl Scheduler {
     }
 }
 
+/// The tail that serves both: logits serve everything, the best candidates also the greedy.
+fn larger(a: Tail, b: Tail) -> Tail {
+    match (a, b) {
+        (Tail::Logits, _) | (_, Tail::Logits) => Tail::Logits,
+        (Tail::Greedy, other) | (other, _) => other,
+    }
+}
+
 /// Gives all pages back; the sequence starts over when it runs again.
 fn release_pages(sequence: &mut Sequence, pool: &mut KvPool) {
     sequence.cached = 0;
@@ -247,7 +253,11 @@ fn take_output(
     let id = sequence.id;
     let is_last = sequence.samples && position as usize + 1 == sequence.tokens.len();
     let token = match output {
-        StepOutput::Tokens(tokens) => tokens.get(row).copied(),
+        StepOutput::Tokens(tokens) => tokens.get(row).copied().filter(|t| *t != u32::MAX),
+        StepOutput::Best { k, tokens, logits } => {
+            let mine = row * k..(row + 1) * k;
+            sequence.sampler.sample_best(&tokens[mine.clone()], &logits[mine])
+        }
         StepOutput::Logits(logits) => {
             let width = logits.len() / rows;
             let logits = &logits[row * width..][..width];

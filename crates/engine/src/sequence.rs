@@ -8,6 +8,7 @@
 use crate::pool::Page;
 use crate::sampler::{Sampler, Sampling};
 use std::sync::Arc;
+use zinc_ir::plan::Tail;
 
 /// Names a sequence for as long as the engine lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -119,8 +120,17 @@ impl Sequence {
             .count()
     }
 
-    /// Can the device choose its next token alone?
-    pub(crate) fn is_argmax(&self) -> bool {
-        self.next_logits.is_none() && self.sampler.sampling().is_argmax()
+    /// The least a step has to give for this sequence's next token; `candidates` as in `Limits`.
+    pub(crate) fn tail(&self, candidates: u32) -> Tail {
+        let sampling = self.sampler.sampling();
+        if self.next_logits.is_some() {
+            Tail::Logits
+        } else if sampling.is_argmax() {
+            Tail::Greedy
+        } else if sampling.candidates().is_some_and(|k| k <= candidates) {
+            Tail::Best(candidates)
+        } else {
+            Tail::Logits
+        }
     }
 }

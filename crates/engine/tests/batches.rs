@@ -101,6 +101,16 @@ impl Device for FakeDevice {
             (true, _) => StepOutput::None,
             (_, Tail::Logits) => StepOutput::Logits(rows.concat()),
             (_, Tail::Greedy) => StepOutput::Tokens(rows.iter().map(|r| argmax(r).unwrap()).collect()),
+            (_, Tail::Best(k)) => {
+                let ranked = rows.iter().flat_map(|row| {
+                    let mut all: Vec<(u32, f32)> = row.iter().enumerate().map(|(i, x)| (i as u32, *x)).collect();
+                    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+                    all.truncate(k as usize);
+                    all
+                });
+                let (tokens, logits) = ranked.unzip();
+                StepOutput::Best { k: k as usize, tokens, logits }
+            }
         })
     }
     fn profile(&mut self, _: ProgramId, _: bool) -> Option<Vec<std::time::Duration>> {

@@ -14,7 +14,7 @@ use crate::replay::{Command, Recording};
 use crate::report::DeviceType;
 use std::sync::Arc;
 use std::time::Duration;
-use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepOutput, Tail};
+use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepOutput};
 
 /// Outputs up to this size are written straight into host memory; larger ones into device memory first.
 const DIRECT_OUTPUT: u64 = 4096;
@@ -138,12 +138,11 @@ impl Program {
             return StepOutput::None;
         }
         let bytes = &self.read_back.host()[..self.plan.output_bytes as usize];
-        let words =
-            bytes[..bytes.len() / all * rows].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-        match self.plan.bucket.tail {
-            Tail::Logits => StepOutput::Logits(words.map(f32::from_bits).collect()),
-            Tail::Greedy => StepOutput::Tokens(words.collect()),
-        }
+        let words: Vec<u32> = bytes[..bytes.len() / all * rows]
+            .chunks_exact(4)
+            .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+            .collect();
+        StepOutput::from_words(self.plan.bucket.tail, rows, &words)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{Chunk, Driver, Fixture};
 use zinc_compiler::Choices;
 use zinc_ir::device::Device;
-use zinc_ir::plan::KvType;
+use zinc_ir::plan::{KvType, StepOutput, Tail};
 
 /// Prompts of different lengths; every sequence's answer is `count` tokens.
 fn alone(device: &mut dyn Device, f: &Fixture, prompts: &[&[u32]], count: usize) -> Vec<Vec<u32>> {
@@ -63,4 +63,28 @@ pub fn greedy_equals_reference(device: &mut dyn Device, path: &str, choices: Cho
     let f = Fixture::open(path);
     let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
     assert_eq!(driver.greedy(&f.prompt, piece, 16), f.ids("greedy"), "{path}");
+}
+
+/// The best candidates of every position are those of its logits.
+pub fn best_candidates_are_the_logits_best(device: &mut dyn Device, path: &str, rows: usize) {
+    let f = Fixture::open(path);
+    let choices = Choices::default();
+    let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, choices, 1, 64);
+    let prompt = &f.prompt[..rows];
+    let logits = driver.logits(prompt, rows);
+    for k in [1u32, 40, 64] {
+        driver.clear(0);
+        let output = driver.step(&[Chunk { sequence: 0, tokens: prompt }], rows as u32, Tail::Best(k));
+        let StepOutput::Best { k: got, tokens, logits: values } = output else { panic!("asked for the best") };
+        let k = k as usize;
+        assert_eq!((got, tokens.len(), values.len()), (k, rows * k, rows * k));
+        for (row, logits) in logits.chunks_exact(logits.len() / rows).enumerate() {
+            let mut all: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, x)| (i as u32, *x)).collect();
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            let mine = row * k..(row + 1) * k;
+            let best: Vec<(u32, f32)> =
+                tokens[mine.clone()].iter().copied().zip(values[mine].iter().copied()).collect();
+            assert_eq!(best, all[..k], "{path}: row {row}, best {k}");
+        }
+    }
 }

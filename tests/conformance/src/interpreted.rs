@@ -11,7 +11,7 @@ use zinc_ir::device::{Caps, Device, DeviceError, MatrixShape, MemoryInfo, Progra
 use zinc_ir::graph::{Graph, WeightId};
 use zinc_ir::kernel::Scalar;
 use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
-use zinc_ir::plan::{Buffer, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput, Tail};
+use zinc_ir::plan::{Buffer, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
 
 /// Abilities of an imaginary GPU with one subgroup size, and 16×16×16 (8×8×8 below 16 lanes) half matrices.
 pub fn gpu_caps(subgroup_size: u32) -> Caps {
@@ -158,14 +158,8 @@ impl Device for InterpretedDevice {
         let words: Vec<u32> =
             buffers[&Buffer::Output].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
         let rows = step.outputs.len();
-        Ok(match (plan.output, plan.bucket.tail) {
-            (None, _) => StepOutput::None,
-            (Some(_), Tail::Greedy) => StepOutput::Tokens(words[..rows].to_vec()),
-            (Some(node), Tail::Logits) => {
-                let cols = plan.graph.node(node).shape.cols as usize;
-                StepOutput::Logits(words[..rows * cols].iter().map(|w| f32::from_bits(*w)).collect())
-            }
-        })
+        let cols = plan.output.map_or(0, |node| plan.graph.node(node).shape.cols as usize);
+        Ok(StepOutput::from_words(plan.bucket.tail, rows, &words[..rows * cols]))
     }
 
     fn profile(&mut self, _program: ProgramId, _on: bool) -> Option<Vec<Duration>> {

@@ -6,7 +6,7 @@ mod drive;
 mod fixture;
 mod interpreted;
 
-pub use batches::{batch_equals_solo, greedy_equals_reference};
+pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use drive::{Chunk, Driver};
 pub use fixture::{Distance, Fixture, data, distance};

@@ -1,7 +1,10 @@
 //! The CPU device: every SIMD level of this machine, against independent implementations.
 
 use zinc_compiler::Choices;
-use zinc_conformance::{ARCHITECTURES, FORMATS, architecture, batch_equals_solo, format, greedy_equals_reference};
+use zinc_conformance::{
+    ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best, format,
+    greedy_equals_reference,
+};
 use zinc_cpu::{CpuDevice, Isa};
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -68,4 +71,9 @@ fn greedy() {
             }
         }
     });
+}
+
+#[test]
+fn best_candidates() {
+    each_level(|device| best_candidates_are_the_logits_best(device, "arch/qwen2", 5));
 }

@@ -2,7 +2,8 @@
 
 use zinc_compiler::Choices;
 use zinc_conformance::{
-    FORMATS, InterpretedDevice, architecture, batch_equals_solo, format, gpu_caps, greedy_equals_reference,
+    FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best, format, gpu_caps,
+    greedy_equals_reference,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -64,4 +65,9 @@ fn a_batch_gives_each_sequence_its_own_tokens() {
 #[test]
 fn greedy() {
     greedy_equals_reference(&mut device(32), "arch/llama", Choices::default(), KvType::F32, 8);
+}
+
+#[test]
+fn best_candidates() {
+    best_candidates_are_the_logits_best(&mut device(16), "arch/llama", 2);
 }

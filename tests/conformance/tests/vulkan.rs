@@ -1,7 +1,10 @@
 //! The Vulkan device, on the driver set this test runs in, against independent implementations.
 
 use zinc_compiler::Choices;
-use zinc_conformance::{ARCHITECTURES, FORMATS, architecture, batch_equals_solo, format, greedy_equals_reference};
+use zinc_conformance::{
+    ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best, format,
+    greedy_equals_reference,
+};
 use zinc_ir::device::Device;
 use zinc_ir::plan::{ActPrecision, KvType};
 use zinc_vulkan::{Options, VulkanDevice, list_devices};
@@ -95,4 +98,9 @@ fn greedy() {
             greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F32), KvType::F16, 24);
         }
     });
+}
+
+#[test]
+fn best_candidates() {
+    on_device(|device| best_candidates_are_the_logits_best(device, "arch/qwen2", 5));
 }

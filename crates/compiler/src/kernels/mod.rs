@@ -14,6 +14,7 @@ mod qkv;
 mod quantize;
 mod rope_append;
 mod rows;
+mod top_k;
 
 use crate::Template;
 
@@ -43,4 +44,5 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::BIAS,
     &rows::SCALE,
     &rows::ARGMAX,
+    &top_k::TOP_K,
 ];

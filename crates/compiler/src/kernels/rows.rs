@@ -339,9 +339,8 @@ fn emit_argmax(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError>
                 let better = v.gt(best[0]).select(b.bool(true), v.eq(best[0]) & i.lt(best[1]));
                 vec![better.select(v, best[0]), better.select(i, best[1])]
             });
-            // A row of NaN or -inf has no largest value; column 0 then, never an index outside the row.
-            let found = best[1].lt(cols).select(best[1], b.u32(0));
-            b.store(y, b.tile(0) * 4, found, 4);
+            // Still `u32::MAX` if the row holds no number.
+            b.store(y, b.tile(0) * 4, best[1], 4);
         });
     }))
 }

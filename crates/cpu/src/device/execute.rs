@@ -9,7 +9,7 @@ use crate::memory::SharedPtr;
 use crate::{Activations, Isa, Pool, rows};
 use std::time::{Duration, Instant};
 use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
-use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepError, StepOutput, rotations};
+use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepError, StepOutput, Tail, rotations};
 
 /// Values of a step, kept from step to step of one program.
 #[derive(Default)]
@@ -100,6 +100,10 @@ impl Run<'_> {
         }
         match self.graph.op(node) {
             Op::Argmax { .. } => StepOutput::Tokens(std::mem::take(&mut self.values.tokens)),
+            Op::TopK { k, .. } => {
+                let words: Vec<u32> = self.values.slots[slot].iter().map(|x| x.to_bits()).collect();
+                StepOutput::from_words(Tail::Best(*k), self.step.outputs.len(), &words)
+            }
             _ => StepOutput::Logits(std::mem::take(&mut self.values.slots[slot])),
         }
     }
@@ -151,7 +155,28 @@ impl Run<'_> {
             Kind::Argmax { x } => {
                 let (cols, isa) = (self.program.slots[*x], self.isa);
                 let x = &self.values.slots[*x][..rows * cols];
-                self.values.tokens = x.chunks_exact(cols).map(|row| rows::argmax(isa, row)).collect();
+                let best = |row: &[f32]| match rows::argmax(isa, row) {
+                    best if row[best as usize] > f32::MIN => best,
+                    // NaN, if it was not skipped: a plain search tells whether there is a number at all.
+                    _ => match rows::top_k(row, 1)[0] {
+                        (value, best) if value > f32::MIN => best,
+                        _ => u32::MAX,
+                    },
+                };
+                self.values.tokens = x.chunks_exact(cols).map(best).collect();
+            }
+            Kind::TopK { x, k, out } => {
+                let mut buffer = self.take(*out, rows);
+                let cols = self.program.slots[*x];
+                let x = &self.values.slots[*x];
+                each_row(self.pool, &mut buffer, rows, |t, out| {
+                    let (values, columns) = out.split_at_mut(*k);
+                    let best = rows::top_k(&x[t * cols..(t + 1) * cols], *k);
+                    for ((value, column), (v, c)) in values.iter_mut().zip(columns).zip(best) {
+                        (*value, *column) = (v, f32::from_bits(c));
+                    }
+                });
+                self.values.slots[*out] = buffer;
             }
         }
     }

@@ -38,6 +38,8 @@ pub(super) enum Kind {
     Attention { q: Slot, layer: usize, spec: AttentionSpec, out: Slot },
     /// Index of the greatest value of each row.
     Argmax { x: Slot },
+    /// The k greatest values of each row and where they are.
+    TopK { x: Slot, k: usize, out: Slot },
 }
 
 #[derive(Debug)]
@@ -374,6 +376,7 @@ impl Places<'_> {
                 self.new_slot(node);
                 Kind::Argmax { x }
             }
+            Op::TopK { x, k } => Kind::TopK { x: self.of[&x], k: k as usize, out: self.new_slot(node) },
             Op::MatMul { .. } => unreachable!("products are drafted as such"),
         }
     }

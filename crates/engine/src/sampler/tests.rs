@@ -130,3 +130,22 @@ proptest! {
         prop_assert!(tokens(&best(&logits, k)).contains(&token));
     }
 }
+
+#[test]
+fn the_best_logits_are_enough_for_a_small_top_k() {
+    let mut random = Random::new(5);
+    for seed in 0..200 {
+        let logits: Vec<f32> = (0..500).map(|_| (random.unit() * 12.0) as f32).collect();
+        let sampling =
+            Sampling { temperature: 0.8, top_k: 1 + seed as u32 % 64, top_p: 0.9, seed, ..Sampling::default() };
+        assert_eq!(sampling.candidates(), Some(sampling.top_k));
+        let best = best(&logits, MOST_CANDIDATES);
+        let (tokens, values): (Vec<u32>, Vec<f32>) = best.iter().map(|c| (c.token, c.logit)).unzip();
+        let (mut whole, mut few) = (Sampler::new(sampling.clone()), Sampler::new(sampling));
+        for _ in 0..5 {
+            assert_eq!(few.sample_best(&tokens, &values), whole.sample(&logits, &[]), "seed {seed}");
+        }
+    }
+    let penalized = Sampling { temperature: 1.0, top_k: 40, repeat_penalty: 1.1, ..Sampling::default() };
+    assert_eq!(penalized.candidates(), None);
+}

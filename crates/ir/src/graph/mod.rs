@@ -212,10 +212,19 @@ pub enum Op {
         /// Rules.
         spec: AttentionSpec,
     },
-    /// Column of the largest value of each row (lowest index on ties), as one U32 in place of an F32.
+    /// Column of the largest value of each row (lowest index on ties), as one U32 in place of an F32; `u32::MAX` for a
+    /// row without a number.
     Argmax {
         /// Input.
         x: NodeId,
+    },
+    /// The `k` largest values of each row, best first (lower columns first among equals), then their `k` columns as
+    /// U32. NaN counts as the smallest F32.
+    TopK {
+        /// Input.
+        x: NodeId,
+        /// How many; at most the columns of `x`.
+        k: u32,
     },
 }
 
@@ -261,7 +270,8 @@ impl Op {
             | Op::MatMul { x, .. }
             | Op::Bias { x, .. }
             | Op::Rope { x, .. }
-            | Op::Argmax { x } => vec![x],
+            | Op::Argmax { x }
+            | Op::TopK { x, .. } => vec![x],
             Op::Add { a, b } => vec![a, b],
             Op::Glu { gate, up, .. } => vec![gate, up],
             Op::KvAppend { k, v, .. } => vec![k, v],
@@ -403,10 +413,17 @@ impl Graph {
         self.logits = Some(logits);
     }
 
-    /// The same graph with a greedy tail: the largest logit's index per output row.
+    /// The largest value's column per row.
     pub fn argmax(&mut self, x: NodeId) -> NodeId {
         let rows = self.node(x).shape.rows;
         self.push(Op::Argmax { x }, rows, 1)
+    }
+
+    /// The `k` largest values per row and their columns.
+    pub fn top_k(&mut self, x: NodeId, k: u32) -> NodeId {
+        let s = self.node(x).shape;
+        assert!(k <= s.cols, "top {k} of {}", s.cols);
+        self.push(Op::TopK { x, k }, s.rows, 2 * k)
     }
 }
 

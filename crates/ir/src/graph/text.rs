@@ -58,6 +58,7 @@ impl Graph {
                 }
             }
             Op::Argmax { x } => write!(f, "argmax %{}", x.0)?,
+            Op::TopK { x, k } => write!(f, "top_k %{}: {k}", x.0)?,
         }
         if let Some(w) = op.weight() {
             let w = self.weight_of(w);

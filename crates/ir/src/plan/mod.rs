@@ -64,6 +64,8 @@ pub enum Tail {
     Logits,
     /// The index of the largest logit, U32 [outputs].
     Greedy,
+    /// The this many best logits with their indices.
+    Best(u32),
 }
 
 /// Sizes a plan is made for. A step may be smaller; its missing rows are padding.
@@ -155,8 +157,40 @@ pub enum StepOutput {
     None,
     /// F32 [outputs of the step, vocabulary], row-major.
     Logits(Vec<f32>),
-    /// One token per output row.
+    /// One token per output row; `u32::MAX` where no logit is a number.
     Tokens(Vec<u32>),
+    /// The `k` best of each output row, best first: two arrays of [outputs of the step, k].
+    Best {
+        /// Candidates per row.
+        k: usize,
+        /// Their token ids.
+        tokens: Vec<u32>,
+        /// Their logits.
+        logits: Vec<f32>,
+    },
+}
+
+impl StepOutput {
+    /// From the words that kernels leave in [`Buffer::Output`], for the first `rows` output rows.
+    pub fn from_words(tail: Tail, rows: usize, words: &[u32]) -> StepOutput {
+        if rows == 0 {
+            return StepOutput::None;
+        }
+        match tail {
+            Tail::Logits => StepOutput::Logits(words.iter().map(|w| f32::from_bits(*w)).collect()),
+            Tail::Greedy => StepOutput::Tokens(words.to_vec()),
+            Tail::Best(k) => {
+                let k = k as usize;
+                let halves = words.chunks_exact(2 * k).map(|row| row.split_at(k));
+                let (mut tokens, mut logits) = (vec![], vec![]);
+                for (values, columns) in halves {
+                    logits.extend(values.iter().map(|w| f32::from_bits(*w)));
+                    tokens.extend_from_slice(columns);
+                }
+                StepOutput::Best { k, tokens, logits }
+            }
+        }
+    }
 }
 
 /// An input array of a step, for kernels.

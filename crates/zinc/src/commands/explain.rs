@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let lines: Vec<String> = PROFILES.iter().map(|p| format!("{:<10} {}", p.name, p.about)).collect();
         return println_all(&lines.join("\n"));
     }
-    let source = Source::open(&arguments.model)?;
+    let source = Source::open(&arguments.model, None)?;
     let text = match arguments.stage {
         Stage::Spec => source.model.spec.to_string(),
         Stage::Graph => source.model.graph.to_string(),
@@ -127,6 +127,7 @@ fn op_name(op: &Op) -> &'static str {
         Op::KvAppend { .. } => "kv_append",
         Op::Attention { .. } => "attention",
         Op::Argmax { .. } => "argmax",
+        Op::TopK { .. } => "top_k",
     }
 }
 
