@@ -108,7 +108,7 @@ impl Sampling {
 }
 
 /// Largest top-k that a device is asked for; a plan is made for this many whatever the setting.
-pub const MOST_CANDIDATES: u32 = 64;
+pub(crate) const MOST_CANDIDATES: u32 = 64;
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]

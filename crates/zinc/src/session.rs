@@ -7,6 +7,7 @@
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::device;
 use crate::failure::usage;
+use crate::interrupt::Interrupt;
 use crate::progress::Meter;
 use crate::source::Source;
 use anyhow::{Context, Result};
@@ -82,10 +83,15 @@ impl ComputeArgs {
 
 impl Session {
     /// Loads a model; says on stderr which device it took and why.
-    pub(crate) fn open(model: &ModelArgs, compute: &ComputeArgs, needs: Needs) -> Result<Session> {
+    pub(crate) fn open(
+        model: &ModelArgs,
+        compute: &ComputeArgs,
+        needs: Needs,
+        interrupt: &Interrupt,
+    ) -> Result<Session> {
         let start = Instant::now();
         let kv = compute.kv()?;
-        let source = Source::open(model)?;
+        let source = Source::open(model, Some(interrupt))?;
         let tokenizer = source.tokenizer()?;
         let opened = device::open(compute)?;
         eprintln!("device: {} ({})", opened.device.description(), opened.why);
@@ -102,8 +108,12 @@ impl Session {
         let choices = Choices { act, ..Choices::default() };
         let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
         let mut meter = Meter::new();
+        let mut progress = |p| {
+            interrupt.exit_if_pressed();
+            meter.device(p);
+        };
         let graph = source.model.graph.clone();
-        let engine = Engine::new(opened.device, graph, source.weights.as_ref(), options, &mut |p| meter.device(p))
+        let engine = Engine::new(opened.device, graph, source.weights.as_ref(), options, &mut progress)
             .with_context(|| format!("cannot load {}", source.name))?;
         meter.clear();
         let session = Session { source, tokenizer, engine, act, kv, load_time: start.elapsed() };

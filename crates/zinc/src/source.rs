@@ -7,6 +7,7 @@
 use crate::args::ModelArgs;
 use crate::default_model;
 use crate::failure::usage;
+use crate::interrupt::Interrupt;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,10 +29,10 @@ pub(crate) struct Source {
 }
 
 /// The model file that the arguments name, which may have to be obtained first.
-pub(crate) fn file(arguments: &ModelArgs) -> Result<PathBuf> {
+pub(crate) fn file(arguments: &ModelArgs, interrupt: Option<&Interrupt>) -> Result<PathBuf> {
     match arguments.path.as_ref().or(arguments.model.as_ref()) {
         Some(path) => Ok(path.clone()),
-        None => default_model::obtain(),
+        None => default_model::obtain(interrupt),
     }
 }
 
@@ -43,19 +44,19 @@ pub(crate) fn gguf(path: &Path) -> Result<Gguf> {
 
 impl Source {
     /// Opens what the arguments name.
-    pub(crate) fn open(arguments: &ModelArgs) -> Result<Source> {
+    pub(crate) fn open(arguments: &ModelArgs, interrupt: Option<&Interrupt>) -> Result<Source> {
         match &arguments.shape {
             Some(shape) => Source::shape(shape, arguments.layers),
-            None => Source::file(&file(arguments)?),
+            None => Source::file(&file(arguments, interrupt)?),
         }
     }
 
     /// Only the tokenizer of what the arguments name; works for models that cannot be run, too.
     pub(crate) fn open_tokenizer(arguments: &ModelArgs) -> Result<Tokenizer> {
         if arguments.shape.is_some() {
-            return Source::open(arguments)?.tokenizer();
+            return Source::open(arguments, None)?.tokenizer();
         }
-        Tokenizer::from_metadata(gguf(&file(arguments)?)?.metadata()).context("cannot use the model's tokenizer")
+        Tokenizer::from_metadata(gguf(&file(arguments, None)?)?.metadata()).context("cannot use the model's tokenizer")
     }
 
     fn file(path: &Path) -> Result<Source> {

@@ -246,3 +246,54 @@ fn bad_files_and_prompts_are_explained() {
     fails(&out, 1, &["the context of 32 tokens is full"]);
     assert!(!out.stdout.is_empty(), "the unfinished answer is shown");
 }
+
+#[cfg(unix)]
+mod ctrl_c {
+    use super::*;
+    use std::io::Read;
+    use std::process::Child;
+
+    /// Starts `zinc` and waits for the first byte of its answer.
+    fn answering(arguments: &[&str], input: &str) -> Child {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+            .args(arguments)
+            .env("XDG_STATE_HOME", scratch("home").join("state"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("zinc starts");
+        child.stdin.as_mut().expect("a pipe").write_all(input.as_bytes()).expect("written");
+        let mut byte = [0];
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut byte).expect("an answer");
+        child
+    }
+
+    fn press(child: &Child) {
+        let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+        assert!(status.success());
+    }
+
+    #[test]
+    fn stops_run_with_exit_code_130() {
+        let m = model("llama");
+        let endless = ["run", &m, "-p", "a", "--raw", "--ignore-eos", "-c", "100000", "--device", "cpu"];
+        let child = answering(&endless, "");
+        press(&child);
+        let output = child.wait_with_output().expect("zinc ends");
+        fails(&output, 130, &["tokens/s"]);
+    }
+
+    #[test]
+    fn stops_an_answer_but_not_the_chat() {
+        let m = model("llama");
+        let endless = ["chat", &m, "--chat-template", "chatml", "--ignore-eos", "-c", "100000", "--device", "cpu"];
+        let mut child = answering(&endless, "hello\n");
+        press(&child);
+        child.stdin.as_mut().expect("a pipe").write_all(b"/system\n").expect("still there");
+        let output = child.wait_with_output().expect("zinc ends");
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("(stopped)") && said.contains("system prompt: (none)"), "{said}");
+    }
+}

@@ -82,7 +82,8 @@ impl Measured {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let context = arguments.prompt.max(arguments.generate).max(1);
-    let mut session = Session::open(&arguments.model, &arguments.compute, Needs { context: Some(context) })?;
+    let mut session =
+        Session::open(&arguments.model, &arguments.compute, Needs { context: Some(context) }, &interrupt)?;
     let (p, n) = (arguments.prompt, arguments.generate);
     let tests =
         [Test { name: "pp", tokens: p, prompt: p, predict: 1 }, Test { name: "tg", tokens: n, prompt: 1, predict: n }];

@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let sampling = arguments.sampling.sampling();
     sampling.check().map_err(|e| usage(e.to_string()))?;
     let interrupt = Interrupt::install()?;
-    let session = Session::open(&arguments.model, &arguments.compute, Needs::default())?;
+    let session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
     interrupt.check()?;
     let chat = Chat::new(&arguments.template, &session.source, &session.tokenizer)?.ok_or_else(|| {
         anyhow!(
@@ -196,7 +196,7 @@ impl Conversation {
                     End::ContextFull(tokens) => {
                         eprintln!("(the context of {tokens} tokens is full; /clear, or start with a larger -c)")
                     }
-                    End::EndToken | End::Length | End::Stop(_) => {}
+                    End::Model | End::Length | End::Stop(_) => {}
                 }
                 if self.show_speed {
                     print_speed(&self.session, &answer.timing);

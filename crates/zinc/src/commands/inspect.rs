@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.model.shape.is_some() {
         return Err(usage("a shape has no file; see `zinc explain --stage spec`"));
     }
-    let gguf = source::gguf(&source::file(&arguments.model)?)?;
+    let gguf = source::gguf(&source::file(&arguments.model, None)?)?;
     let supported = zinc_models::open(&gguf).map(|_| ()).map_err(|e| e.to_string());
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&as_json(&gguf, &supported, arguments.full))?,

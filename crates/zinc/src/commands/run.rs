@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let sampling = arguments.sampling.sampling();
     sampling.check().map_err(|e| crate::failure::usage(e.to_string()))?;
     let interrupt = Interrupt::install()?;
-    let mut session = Session::open(&arguments.model, &arguments.compute, Needs::default())?;
+    let mut session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
     interrupt.check()?;
     let chat = match arguments.raw {
         true => None,
@@ -57,7 +57,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             messages.push(prompt::message("user", &text));
             (encode_rendered(&session.tokenizer, &chat.render(&messages)?)?, TextStart::Beginning)
         }
-        None => (session.tokenizer.encode(&text, true, false)?, TextStart::Continuation),
+        // Who writes the whole prompt may write special tokens, too.
+        None => (session.tokenizer.encode(&text, true, true)?, TextStart::Continuation),
     };
     let settings = Settings {
         predict: arguments.sampling.limit(),
@@ -99,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             answer.timing.generated,
             tokens as u64 + 1,
         ),
-        End::EndToken | End::Length | End::Stop(_) => Ok(()),
+        End::Model | End::Length | End::Stop(_) => Ok(()),
     }
 }
 

@@ -58,8 +58,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let given = TemplateArgs { chat_template_file: Some(path.clone()), ..TemplateArgs::default() };
             prompt::template_source(&given, None)?
         }
+        None if arguments.model.shape.is_some() => {
+            return Err(usage("a shape has no chat template; give one with --template FILE"));
+        }
         None => {
-            let path = source::file(&arguments.model)?;
+            let path = source::file(&arguments.model, None)?;
             let gguf = source::gguf(&path)?;
             let tokenizer = Tokenizer::from_metadata(gguf.metadata())?;
             let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
