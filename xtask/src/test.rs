@@ -29,15 +29,24 @@ struct Job {
     needs: &'static str,
 }
 
-const VULKAN: &[&str] = &["--package", "zinc-vulkan", "--package", "zinc-conformance", "--tests"];
+const VULKAN: &[&str] = &[
+    "--package=zinc-vulkan",
+    "--package=zinc-conformance",
+    "--lib",
+    "--test=device",
+    "--test=devices",
+    "--test=direct",
+    "--test=samples",
+    "--test=vulkan",
+];
 /// Instrumented shaders compile slowly: every operation of the IR, not every model.
 const INSTRUMENTED: &[&str] = &["--package", "zinc-vulkan", "--tests"];
 /// Whole models through the binary's crate.
-const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "golden"];
+const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real"];
 const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
 
 const VULKAN_TESTS: &str = "crates/vulkan/tests";
-const MODEL_TESTS: &str = "crates/zinc/tests/golden.rs";
+const MODEL_TESTS: &str = "crates/zinc/tests/real.rs";
 const RADV_TESTS: &str = "tests/conformance/tests/radv.rs";
 
 #[rustfmt::skip]

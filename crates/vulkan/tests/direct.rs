@@ -64,6 +64,10 @@ fn kernels_that_do_not_fit_are_refused_with_the_reason() {
 
 #[test]
 fn a_device_that_does_not_answer_in_time_is_lost() {
+    if support::driver().is_some_and(|d| d.contains("gpu-assisted")) {
+        println!("not run: the instrumenting layer aborts at exit while a device is abandoned");
+        return;
+    }
     let timeout = std::time::Duration::from_millis(10);
     let Some(mut device) = device(Options { timeout, ..Options::default() }) else { return };
     let size = device.caps().subgroup_size;
