@@ -295,3 +295,25 @@ fn what_does_not_fit_says_so() {
     let outcome = solo(&full, 64);
     assert_eq!((outcome.tokens.len(), outcome.end), (5, Some(Finish::ContextFull { tokens: 64 })));
 }
+
+#[test]
+fn a_page_whose_last_token_was_never_run_is_not_shared() {
+    let mut engine = engine(Options { context: 256, ..Options::default() });
+    let mut run = |prompt: &[u32]| {
+        let request = Request { prompt: prompt.to_vec(), predict: Some(12), ..Request::default() };
+        let id = engine.submit(request).unwrap();
+        let mut outcomes = HashMap::new();
+        while !engine.is_idle() {
+            record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+        }
+        outcomes.remove(&id).unwrap().tokens
+    };
+    // 20 and 12 tokens are one full page, but nothing ever ran the last one.
+    let prompt = vec![7; PAGE_TOKENS as usize - 12];
+    let mut whole = prompt.clone();
+    whole.extend(run(&prompt));
+    whole.push(1);
+    let again = run(&whole);
+    let alone = solo(&Request { prompt: whole, predict: Some(12), ..Request::default() }, 256);
+    assert_eq!(again, alone.tokens);
+}

@@ -131,7 +131,7 @@ pub(crate) struct ComputeArgs {
     #[arg(short = 't', long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Most tokens of a conversation or text; 0: as many as the model was trained for. Default: that, but at most 4096
-    #[arg(short = 'c', long, value_name = "N")]
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub(crate) ctx_size: Option<u32>,
     /// Most tokens per step
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
