@@ -29,13 +29,22 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Subgroup size kernels are made for; none: the device's own.
     pub subgroup_size: Option<u32>,
+    /// Offer cooperative matrices on drivers without matrix hardware too, where they are an order of magnitude slower
+    /// than plain arithmetic: for tests.
+    pub emulated_matrices: bool,
     /// Longest wait for one step before the device counts as lost.
     pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { validation: false, cache: None, subgroup_size: None, timeout: Duration::from_secs(300) }
+        Options {
+            validation: false,
+            cache: None,
+            subgroup_size: None,
+            emulated_matrices: false,
+            timeout: Duration::from_secs(300),
+        }
     }
 }
 
@@ -68,7 +77,10 @@ impl VulkanDevice {
         if !size.is_power_of_two() || !(min..=max).contains(&size) {
             return Err(unusable(format!("it has no subgroups of {size} lanes (smallest {min}, largest {max})")));
         }
-        let caps = report.caps(size);
+        let mut caps = report.caps(size);
+        if report.device_type == DeviceType::Software && !options.emulated_matrices {
+            caps.matrices.clear();
+        }
         let lanes = 256.min(caps.max_workgroup / size * size);
         Ok(VulkanDevice {
             queue: Queue::new(&gpu, options.timeout)?,

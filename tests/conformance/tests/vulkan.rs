@@ -22,7 +22,7 @@ fn on_device(test: impl Fn(&mut VulkanDevice)) {
         println!("not run: no Vulkan device");
         return;
     };
-    let options = Options { validation: true, ..Options::default() };
+    let options = Options { validation: true, emulated_matrices: true, ..Options::default() };
     let mut device = VulkanDevice::open(report.index, &options).expect("a usable device opens");
     test(&mut device);
     let messages = device.validation_messages();

@@ -21,7 +21,7 @@ pub(crate) fn device(options: Options) -> Option<VulkanDevice> {
     let found = devices.iter().find(|d| d.usable.is_ok() && !d.no_hardware);
     match (found, wanted) {
         (Some(report), _) => {
-            let options = Options { validation: true, ..options };
+            let options = Options { validation: true, emulated_matrices: true, ..options };
             Some(VulkanDevice::open(report.index, &options).expect("a usable device opens"))
         }
         (None, Some(wanted)) => panic!("no usable device with {wanted}: {devices:?}"),
