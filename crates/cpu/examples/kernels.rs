@@ -1,4 +1,4 @@
-//! Speed of the kernels: `cargo run -p zinc-cpu --profile fast --example kernels [-- THREADS]`.
+//! Speed of the kernels: `cargo run -p zinc-cpu --release --example kernels [-- THREADS]`.
 //!
 //! Prints the read rate of the memory, then for each format and instruction set GB/s of
 //! packed weights for one token (decode) and GFLOP/s for 512 (prompt).

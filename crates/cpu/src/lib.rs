@@ -1,13 +1,11 @@
 //! The CPU device: native kernels behind the shared plan.
 //!
 //! ```text
-//! Plan ─► CpuDevice ─► Pool (claim loops) ─► kernels over `Lanes` ─► scalar │ AVX2 │ AVX-512 │ AMX │ NEON
+//! Plan ─► CpuDevice ─► Pool (claim loops) ─► kernels over `Lanes` ─► scalar │ AVX2 │ AVX-512 │ NEON
 //! ```
 //! Weights are packed once into tiles of 16 rows ([`Packed`]), activations are grouped and,
 //! if asked, quantized ([`Activations`]), and every product claims row tiles dynamically.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
 mod device;
 mod matmul;

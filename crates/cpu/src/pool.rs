@@ -8,7 +8,8 @@
 //! A thread walks through neighbouring items (weights that hardware and software prefetch can
 //! follow), and nothing is fixed: when a core is taken away by another process, the others
 //! take what it has left, so that it holds up at most the bite it is working on. The
-//! caller works too. Workers spin for a short while between jobs (a decode step is a chain of
+//! caller works too. When a held bite stalls short jobs again and again (more threads than
+//! free cores), the caller works alone for some milliseconds before it tries once more. Workers spin for a short while between jobs (a decode step is a chain of
 //! hundreds of jobs of about 20 µs) and then sleep.
 
 use std::any::Any;
@@ -25,6 +26,42 @@ const SPIN: Duration = Duration::from_micros(150);
 
 /// Polls between two looks at the clock (a pause is about 40 ns on recent x86).
 const POLLS_PER_CLOCK: u32 = 64;
+
+/// A wait that is no longer part of a job's normal end: somebody holds a bite and does not run.
+const STALL: Duration = Duration::from_micros(300);
+
+/// How long the caller works alone after stalls: at first, and at most.
+const ALONE: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(100)];
+
+/// What the caller knows of stalls; under the pool's turn.
+#[derive(Default)]
+struct Pacing {
+    alone_until: Option<Instant>,
+    /// How long to work alone at the next stall; shrinks with every job that runs well.
+    pause: Duration,
+}
+
+impl Pacing {
+    fn alone(&mut self) -> bool {
+        match self.alone_until {
+            Some(until) if Instant::now() < until => true,
+            _ => {
+                self.alone_until = None;
+                false
+            }
+        }
+    }
+
+    /// After a job of `worked` in which the caller then `waited` for others.
+    fn learn(&mut self, worked: Duration, waited: Duration) {
+        if waited > STALL && waited > worked {
+            self.pause = (self.pause * 2).clamp(ALONE[0], ALONE[1]);
+            self.alone_until = Some(Instant::now() + self.pause);
+        } else {
+            self.pause -= self.pause / 4096;
+        }
+    }
+}
 
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +138,7 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// One job at a time: callers on several threads take turns.
-    turn: Mutex<()>,
+    turn: Mutex<Pacing>,
 }
 
 impl Pool {
@@ -116,7 +153,7 @@ impl Pool {
             n => n,
         };
         let shared = Arc::new(Shared::new(threads));
-        let mut pool = Pool { shared, workers: Vec::new(), turn: Mutex::new(()) };
+        let mut pool = Pool { shared, workers: Vec::new(), turn: Mutex::default() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = std::thread::Builder::new()
@@ -170,12 +207,18 @@ impl Pool {
             f(worker, first..end);
         }
         // A poisoned turn only says that an earlier task panicked; the job was ended properly.
-        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        let mut pacing = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        if pacing.alone() {
+            return f(0, 0..items);
+        }
         let shared = &*self.shared;
         let task: Task = call::<F>;
+        let start = Instant::now();
         shared.publish(task, std::ptr::from_ref(f).cast(), items);
         shared.work(0, shared.epoch.load(Ordering::Relaxed));
+        let worked = start.elapsed();
         shared.wait_for_done(items);
+        pacing.learn(worked, start.elapsed() - worked);
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         if let Some(panic) = panic {
             resume_unwind(panic);

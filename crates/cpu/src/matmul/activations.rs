@@ -51,7 +51,7 @@ impl Activations {
     fn group_size(&self) -> usize {
         let wide = match self.isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => true,
+            Isa::Avx512 => true,
             _ => false,
         };
         match (wide, self.precision) {

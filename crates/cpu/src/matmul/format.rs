@@ -7,7 +7,7 @@
 //! A *row tile* holds 16 rows; its records are one stream, as they are read. In a record the 16 rows lie side by side, so that one
 //! 64-byte register has 4 consecutive k of each row as one dword per row: what
 //! `vpdpbusd` multiplies by a broadcast of 4 activations, and also one row of an AMX
-//! tile. All integer formats are brought to four bit layouts (4, 5, 6 and 8 bits),
+//! tile (not used yet). All integer formats are brought to four bit layouts (4, 5, 6 and 8 bits),
 //! each one block of 32 k at a time:
 //!
 //! - nibbles: 4 units of 64 bytes; unit u has k 4u..4u+4 in the low and 16+4u.. in the high nibbles;

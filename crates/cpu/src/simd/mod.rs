@@ -32,9 +32,6 @@ pub enum Isa {
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// As `Avx512`, and integer tiles (AMX-INT8) for prompts.
-    #[cfg(target_arch = "x86_64")]
-    Amx,
     /// 64-bit Arm.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -55,9 +52,6 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
                 {
                     isas.push(Isa::Avx512);
-                    if crate::amx::usable() {
-                        isas.push(Isa::Amx);
-                    }
                 }
             }
         }
@@ -79,8 +73,6 @@ impl Isa {
             Isa::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512-vnni",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => "amx-int8",
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => "neon",
         }
@@ -114,7 +106,7 @@ macro_rules! dispatch {
                     unsafe { $kernel::<$crate::simd::avx512::Avx512, $($gen,)* $($cgen),*>($($arg),*) }
                 }
                 #[cfg(target_arch = "aarch64")]
-                #[target_feature(enable = "neon,fp16")]
+                #[target_feature(enable = "neon")]
                 pub(super) unsafe fn neon<$($gen: $bound,)* $(const $cgen: $cty),*>($($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: the caller's promise; the features are enabled here.
                     unsafe { $kernel::<$crate::simd::neon::Neon, $($gen,)* $($cgen),*>($($arg),*) }
@@ -125,7 +117,7 @@ macro_rules! dispatch {
                 #[cfg(target_arch = "x86_64")]
                 $crate::Isa::Avx2 => $entry::avx2::<$($gen,)* $($cgen),*>,
                 #[cfg(target_arch = "x86_64")]
-                $crate::Isa::Avx512 | $crate::Isa::Amx => $entry::avx512::<$($gen,)* $($cgen),*>,
+                $crate::Isa::Avx512 => $entry::avx512::<$($gen,)* $($cgen),*>,
                 #[cfg(target_arch = "aarch64")]
                 $crate::Isa::Neon => $entry::neon::<$($gen,)* $($cgen),*>,
             }

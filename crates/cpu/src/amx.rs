@@ -1,4 +1,0 @@
-//! x
-pub(crate) fn usable() -> bool {
-    false
-}
