@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::Value;
 use std::sync::Arc;
-use support::{device, engine, is_cpu, load, real_model, root, solo};
+use support::{device, engine, load, real_model, root, solo};
 use zinc_engine::{Engine, Options, Request};
 use zinc_gguf::Gguf;
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -83,6 +83,9 @@ fn greedy_text_agrees_with_llama_cpp() {
         let Some((gguf, reference)) = real_model(file, reference) else { return };
         let Some(mut exact) = open(gguf.clone(), ActPrecision::F32, 1024) else { return };
         compare_greedy(&mut exact, &reference, "dequantized_f32", 0.05, file);
+        if !is_cpu() {
+            continue; // 8-bit kernels are compared on tiny models; software drivers are slow
+        }
         let Some(mut fast) = open(gguf, ActPrecision::Q8, 1024) else { return };
         compare_greedy(&mut fast, &reference, "quantized", 1.0, file);
     }
@@ -109,7 +112,7 @@ fn losses(engine: &mut Engine, chunk: &[u32], bos: Option<u32>) -> Vec<f64> {
 #[test]
 fn perplexity_agrees_with_llama_cpp() {
     // The running value after two chunks; `zinc perplexity` measures the whole text.
-    let chunks = if is_cpu() { 2 } else { 1 };
+    let chunks = 2;
     for (file, reference, _) in MODELS {
         let Some((gguf, reference)) = real_model(file, reference) else { return };
         let text = std::fs::read_to_string(root().join("../shared/fixtures/real/text.txt")).expect("the text");
@@ -119,6 +122,9 @@ fn perplexity_agrees_with_llama_cpp() {
         for (act, kind, allowed) in
             [(ActPrecision::F32, "dequantized_f32", 2e-4), (ActPrecision::Q8, "quantized", 1e-2)]
         {
+            if act == ActPrecision::Q8 && !is_cpu() {
+                continue;
+            }
             let Some(mut engine) = open(gguf.clone(), act, 512) else { return };
             let all: Vec<f64> = ids.chunks_exact(512).take(chunks).flat_map(|c| losses(&mut engine, c, bos)).collect();
             let got = (all.iter().sum::<f64>() / all.len() as f64).exp();
