@@ -128,7 +128,7 @@ pub(crate) struct ComputeArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: crate::device::Choice,
     /// CPU threads; 0: one per core
-    #[arg(short = 't', long, default_value_t = 0, value_name = "N")]
+    #[arg(short = 't', long, default_value_t = 0, value_name = "N", overrides_with = "threads")]
     pub(crate) threads: usize,
     /// Most tokens of a conversation or text; 0: as many as the model was trained for. Default: that, but at most 4096
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
@@ -260,5 +260,12 @@ mod tests {
         let got = long_spellings(line.iter().map(OsString::from));
         assert_eq!(got[3..7], ["--ubatch-size", "64", "--cache-type-k", "f32"].map(OsString::from));
         assert_eq!(got[10], "-ub");
+    }
+
+    #[test]
+    fn threads_may_be_given_twice() {
+        // Zinc has one number of threads where llama.cpp has -t and -tb: the last one counts.
+        let line = ["zinc", "run", "-t", "2", "-tb", "3"].iter().map(OsString::from);
+        assert!(Cli::try_parse_from(long_spellings(line)).is_ok());
     }
 }

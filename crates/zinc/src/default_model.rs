@@ -28,13 +28,12 @@ const URL: &str =
 
 /// The default model's file, obtained first if it is not there yet.
 pub(crate) fn obtain(interrupt: Option<&Interrupt>) -> Result<PathBuf> {
-    let file = folders::models()?.join(FILE);
+    let file = path()?;
     if is_complete(&file) {
         return Ok(file);
     }
     eprintln!("no model was named; obtaining SmolLM2-135M-Instruct (94 MiB) into {}", file.display());
-    download(interrupt)?;
-    Ok(file)
+    download(interrupt)
 }
 
 /// Is the file there? Its hash was checked before it got this name.

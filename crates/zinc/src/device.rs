@@ -126,7 +126,7 @@ fn cpu(compute: &ComputeArgs, why: String) -> Result<Opened> {
 }
 
 fn vulkan(compute: &ComputeArgs, index: usize, why: String) -> Result<Opened> {
-    let cache = if compute.no_cache { None } else { Some(folders::kernels()?) };
+    let cache = if compute.no_cache { None } else { Some(folders::cache()?) };
     let options = zinc_vulkan::Options { cache, ..Default::default() };
     let device = zinc_vulkan::VulkanDevice::open(index, &options)?;
     Ok(Opened { device: Box::new(device), is_cpu: false, why })

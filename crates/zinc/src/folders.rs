@@ -26,7 +26,7 @@ pub(crate) fn history() -> Result<PathBuf> {
     Ok(base("XDG_STATE_HOME", ".local/state")?.join("chat-history"))
 }
 
-/// Compiled kernels.
-pub(crate) fn kernels() -> Result<PathBuf> {
-    Ok(base("XDG_CACHE_HOME", ".cache")?.join("kernels"))
+/// What can be made again, such as compiled kernels (in a folder of that name).
+pub(crate) fn cache() -> Result<PathBuf> {
+    base("XDG_CACHE_HOME", ".cache")
 }

@@ -14,6 +14,7 @@ mod failure;
 mod folders;
 mod generate;
 mod interrupt;
+mod output;
 mod profiles;
 mod progress;
 mod prompt;

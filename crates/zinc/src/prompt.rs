@@ -60,6 +60,12 @@ pub(crate) fn template_source(arguments: &TemplateArgs, model: Option<&str>) -> 
     }
 }
 
+/// What spells BOS and EOS; empty where the vocabulary has none.
+pub(crate) fn ends(tokenizer: &Tokenizer) -> [String; 2] {
+    [tokenizer.bos(), tokenizer.eos()]
+        .map(|id| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned())
+}
+
 impl Chat {
     /// The chat of a model, if it has a template or was given one.
     pub(crate) fn new(arguments: &TemplateArgs, source: &Source, tokenizer: &Tokenizer) -> Result<Option<Chat>> {
@@ -68,8 +74,8 @@ impl Chat {
             Some(path) => Some(read_file(path)?),
             None => arguments.system_prompt.clone(),
         };
-        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
-        Ok(Some(Chat { template, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), system }))
+        let [bos, eos] = ends(tokenizer);
+        Ok(Some(Chat { template, bos, eos, system }))
     }
 
     /// The messages that every conversation starts with.
@@ -94,16 +100,4 @@ impl Chat {
 /// A message of a conversation.
 pub(crate) fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
-}
-
-/// Token ids of a rendered template. It spells its special tokens itself, BOS included; where it leaves BOS out
-/// although the vocabulary wants one, it is added.
-pub(crate) fn encode_rendered(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
-    let mut ids = tokenizer.encode(text, false, true)?;
-    if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.adds_bos())
-        && ids.first() != Some(&bos)
-    {
-        ids.insert(0, bos);
-    }
-    Ok(ids)
 }

@@ -71,6 +71,15 @@ impl ComputeArgs {
         }
     }
 
+    /// Tokens of context for a model that was trained for `trained`; `usual` where `-c` says nothing.
+    pub(crate) fn context(&self, trained: u32, usual: Option<u32>) -> u32 {
+        match self.ctx_size {
+            Some(0) => trained,
+            Some(n) => n,
+            None => usual.unwrap_or(trained.min(DEFAULT_CONTEXT)),
+        }
+    }
+
     /// The activation precision: what was asked for, or what suits the kind of device.
     pub(crate) fn act(&self, is_cpu: bool) -> ActPrecision {
         match self.act {
@@ -97,11 +106,7 @@ impl Session {
         eprintln!("device: {} ({})", opened.device.description(), opened.why);
         let act = compute.act(opened.is_cpu);
         let trained = source.model.spec.context;
-        let context = match compute.ctx_size {
-            Some(0) => trained,
-            Some(n) => n,
-            None => needs.context.unwrap_or(trained.min(DEFAULT_CONTEXT)),
-        };
+        let context = compute.context(trained, needs.context);
         if context > trained {
             eprintln!("warning: the model was trained for {trained} tokens of context, not {context}");
         }

@@ -1,7 +1,7 @@
 //! Where a model comes from: a file, the default model, or a shape with made-up weights.
 //!
 //! ```text
-//! ModelArgs ─► Source { spec, graph, weights, tokenizer, chat template }
+//! ModelArgs ─► Source { name, model (spec, graph), weights } ─► tokenizer, chat template
 //! ```
 
 use crate::args::ModelArgs;

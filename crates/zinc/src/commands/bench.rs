@@ -5,8 +5,8 @@
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
-use crate::commands::run::println_all;
 use crate::interrupt::Interrupt;
+use crate::output::print_line;
 use crate::progress::Meter;
 use crate::session::{Needs, Session, act_name, kv_name};
 use anyhow::Result;
@@ -165,10 +165,10 @@ fn profile(
 
 fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
     let spec = &session.source.model.spec;
-    println_all("| model | size | params | device | act | kv | test | t/s |")?;
-    println_all("| --- | ---: | ---: | --- | --- | --- | ---: | ---: |")?;
+    print_line("| model | size | params | device | act | kv | test | t/s |")?;
+    print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: |")?;
     for r in results {
-        println_all(&format!(
+        print_line(&format!(
             "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {}{} | {:.2} ± {:.2} |",
             session.source.name,
             spec.weight_bytes() as f64 / (1 << 20) as f64,
@@ -195,11 +195,11 @@ fn print_kinds(test: Test, kinds: &BTreeMap<&'static str, Kind>) -> Result<()> {
     let all: Duration = kinds.values().map(|k| k.time).sum();
     let mut rows: Vec<(&&str, &Kind)> = kinds.iter().collect();
     rows.sort_by_key(|(_, k)| std::cmp::Reverse(k.time));
-    println_all(&format!("\n| {}{} launch | count | ms | share | GB/s | GFLOP/s |", test.name, test.tokens))?;
-    println_all("| --- | ---: | ---: | ---: | ---: | ---: |")?;
+    print_line(&format!("\n| {}{} launch | count | ms | share | GB/s | GFLOP/s |", test.name, test.tokens))?;
+    print_line("| --- | ---: | ---: | ---: | ---: | ---: |")?;
     for (name, k) in rows {
         let seconds = k.time.as_secs_f64().max(1e-9);
-        println_all(&format!(
+        print_line(&format!(
             "| {name} | {} | {:.3} | {:.1} % | {:.1} | {:.1} |",
             k.launches,
             seconds * 1e3,
@@ -240,7 +240,7 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
         "kv": kv_name(session.kv),
         "tests": tests,
     });
-    println_all(&serde_json::to_string_pretty(&value)?)
+    print_line(&serde_json::to_string_pretty(&value)?)
 }
 
 #[cfg(test)]

@@ -12,14 +12,15 @@ use crate::failure::usage;
 use crate::folders;
 use crate::generate::{Answer, End, Settings, generate, print_speed};
 use crate::interrupt::Interrupt;
-use crate::prompt::{Chat, encode_rendered, message};
+use crate::output::{print, print_line};
+use crate::prompt::{Chat, message};
 use crate::session::{Needs, Session};
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use zinc_text::TextStart;
 
@@ -190,7 +191,7 @@ impl Conversation {
         match self.generate() {
             Ok(answer) => {
                 self.messages.push(message("assistant", answer.text.trim()));
-                println!();
+                print_line("")?;
                 match answer.end {
                     End::Interrupted => eprintln!("(stopped)"),
                     End::ContextFull(tokens) => {
@@ -212,13 +213,8 @@ impl Conversation {
 
     fn generate(&mut self) -> Result<Answer> {
         let text = self.chat.render(&self.messages)?;
-        let ids = encode_rendered(&self.session.tokenizer, &text)?;
+        let ids = self.session.tokenizer.encode_prompt(&text)?;
         self.interrupt.take();
-        let mut show = |piece: &str| {
-            let mut out = std::io::stdout().lock();
-            out.write_all(piece.as_bytes())?;
-            Ok(out.flush()?)
-        };
-        generate(&mut self.session, ids, &self.settings, &self.interrupt, &mut show)
+        generate(&mut self.session, ids, &self.settings, &self.interrupt, &mut print)
     }
 }

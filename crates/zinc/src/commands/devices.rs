@@ -1,6 +1,6 @@
 //! `zinc devices`: what can compute here, and why something cannot.
 
-use crate::commands::run::println_all;
+use crate::output::print_line;
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "vulkan": gpus.iter().map(as_json).collect::<Vec<_>>(),
             "vulkan_unavailable_because": no_vulkan,
         });
-        return println_all(&serde_json::to_string_pretty(&value)?);
+        return print_line(&serde_json::to_string_pretty(&value)?);
     }
     let mut out = String::new();
     writeln!(out, "cpu        {}", cpu.description())?;
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         None if gpus.is_empty() => writeln!(out, "vulkan     no device; install your GPU's Vulkan driver")?,
         None => {}
     }
-    println_all(out.trim_end())
+    print_line(out.trim_end())
 }
 
 fn gib(bytes: u64) -> String {

@@ -5,9 +5,9 @@
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
-use crate::commands::run::println_all;
 use crate::device;
 use crate::failure::usage;
+use crate::output::print_line;
 use crate::profiles::{self, PROFILES};
 use crate::session::{act_name, kv_name};
 use crate::source::Source;
@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use zinc_compiler::Choices;
+use zinc_compiler::kernels::TEMPLATES;
 use zinc_ir::device::Caps;
-use zinc_ir::graph::Op;
 use zinc_ir::kernel::Kernel;
 use zinc_ir::plan::{Bucket, Entry, KvLayout, Launch, PAGE_TOKENS, Plan, Tail};
 
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.device_profile.as_deref() == Some("list") {
         let lines: Vec<String> = PROFILES.iter().map(|p| format!("{:<10} {}", p.name, p.about)).collect();
-        return println_all(&lines.join("\n"));
+        return print_line(&lines.join("\n"));
     }
     let source = Source::open(&arguments.model, None)?;
     let text = match arguments.stage {
@@ -77,10 +77,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Stage::Kernel => kernels_text(&compile(arguments, &source)?, arguments, |k| Ok(k.to_string()))?,
         Stage::Spirv => kernels_text(&compile(arguments, &source)?, arguments, spirv)?,
     };
-    println_all(text.trim_end())
+    print_line(text.trim_end())
 }
 
-/// Abilities of the device that was asked for, and whether it is a CPU.
+/// Abilities of the device that was asked for.
 fn caps(arguments: &Arguments) -> Result<Caps> {
     match &arguments.device_profile {
         Some(name) => {
@@ -99,11 +99,7 @@ fn caps(arguments: &Arguments) -> Result<Caps> {
 
 fn compile(arguments: &Arguments, source: &Source) -> Result<Plan> {
     let caps = caps(arguments)?;
-    let context = match arguments.compute.ctx_size {
-        Some(0) => source.model.spec.context,
-        Some(n) => n,
-        None => source.model.spec.context.min(4096),
-    };
+    let context = arguments.compute.context(source.model.spec.context, None);
     let context = context.max(arguments.rows).next_multiple_of(PAGE_TOKENS);
     let kv = Arc::new(KvLayout::new(&source.model.graph, arguments.compute.kv()?, context / PAGE_TOKENS));
     let tail = if arguments.logits { Tail::Logits } else { Tail::Greedy };
@@ -112,32 +108,13 @@ fn compile(arguments: &Arguments, source: &Source) -> Result<Plan> {
     Ok(zinc_compiler::compile(&source.model.graph, &kv, bucket, &caps, &choices)?)
 }
 
-/// Name of an operation.
-fn op_name(op: &Op) -> &'static str {
-    match op {
-        Op::Embed { .. } => "embed",
-        Op::SelectRows { .. } => "select",
-        Op::Scale { .. } => "scale",
-        Op::RmsNorm { .. } => "norm",
-        Op::MatMul { .. } => "matmul",
-        Op::Bias { .. } => "bias",
-        Op::Add { .. } => "add",
-        Op::Glu { .. } => "glu",
-        Op::Rope { .. } => "rope",
-        Op::KvAppend { .. } => "kv_append",
-        Op::Attention { .. } => "attention",
-        Op::Argmax { .. } => "argmax",
-        Op::TopK { .. } => "top_k",
-    }
-}
-
 /// The operations a launch computes and the formats of the weights it reads.
 fn fused(plan: &Plan, launch: &Launch) -> String {
     let mut formats = vec![];
     let mut names: Vec<&str> = vec![];
     for node in &launch.region {
         let op = plan.graph.op(*node);
-        names.push(op_name(op));
+        names.push(op.name());
         if let Some(weight) = op.weight() {
             let format = plan.graph.weight_of(weight).format.name;
             if !formats.contains(&format) {
@@ -236,9 +213,10 @@ fn totals(launches: &[&Launch], out: &mut String) -> Result<()> {
         let row = by_template.entry(l.template).or_default();
         *row = (row.0 + 1, row.1 + l.bytes, row.2 + l.flops);
     }
-    writeln!(out, "\n{:<28} {:>8} {:>16} {:>18}", "template", "launches", "bytes", "FLOPs")?;
+    writeln!(out, "\n{:<28} {:>8} {:>16} {:>18}  what it is", "template", "launches", "bytes", "FLOPs")?;
     for (name, (n, bytes, flops)) in &by_template {
-        writeln!(out, "{name:<28} {n:>8} {bytes:>16} {flops:>18}")?;
+        let summary = TEMPLATES.iter().find(|t| t.name == *name).map_or("", |t| t.summary);
+        writeln!(out, "{name:<28} {n:>8} {bytes:>16} {flops:>18}  {summary}")?;
     }
     let sum = by_template.values().fold((0, 0, 0), |a, r| (a.0 + r.0, a.1 + r.1, a.2 + r.2));
     writeln!(out, "{:<28} {:>8} {:>16} {:>18}", "all", sum.0, sum.1, sum.2)?;

@@ -1,8 +1,8 @@
 //! `zinc inspect`: what a model file holds.
 
 use crate::args::ModelArgs;
-use crate::commands::run::println_all;
 use crate::failure::usage;
+use crate::output::print_line;
 use crate::source;
 use anyhow::Result;
 use clap::Args;
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         true => serde_json::to_string_pretty(&as_json(&gguf, &supported, arguments.full))?,
         false => as_text(&gguf, &supported, arguments.full)?,
     };
-    println_all(text.trim_end())
+    print_line(text.trim_end())
 }
 
 /// Tensors and bytes by format.

@@ -8,15 +8,14 @@
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::commands::logits::all_logits;
-use crate::commands::run::println_all;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
+use crate::output::{print, print_line};
 use crate::prompt;
 use crate::session::{Needs, Session, act_name};
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -92,8 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         measure(&mut session, chunk, bos, &mut sums, &interrupt)?;
         running.push(sums.perplexity());
         if !arguments.json {
-            print!("[{}]{:.4},", i + 1, sums.perplexity());
-            std::io::stdout().flush()?;
+            print(&format!("[{}]{:.4},", i + 1, sums.perplexity()))?;
         }
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -108,9 +106,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "act": act_name(session.act),
             "seconds": seconds,
         });
-        println_all(&serde_json::to_string_pretty(&value)?)?;
+        print_line(&serde_json::to_string_pretty(&value)?)?;
     } else {
-        println_all(&format!("\nFinal estimate: PPL = {:.4} +/- {:.5}", sums.perplexity(), sums.error()))?;
+        print_line(&format!("\nFinal estimate: PPL = {:.4} +/- {:.5}", sums.perplexity(), sums.error()))?;
     }
     let rate = (count * chunk) as f64 / seconds;
     eprintln!("{count} chunks of {chunk} tokens, {rate:.1} tokens/s | act {}", act_name(session.act));

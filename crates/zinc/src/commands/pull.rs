@@ -1,8 +1,8 @@
 //! `zinc pull`: obtains the default model ahead of its first use.
 
-use crate::commands::run::println_all;
 use crate::default_model;
 use crate::interrupt::Interrupt;
+use crate::output::print_line;
 use anyhow::Result;
 use clap::Args;
 
@@ -20,5 +20,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let interrupt = Interrupt::install()?;
         default_model::download(Some(&interrupt))?;
     }
-    println_all(&file.display().to_string())
+    print_line(&file.display().to_string())
 }

@@ -4,12 +4,12 @@ use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use crate::failure::Interrupted;
 use crate::generate::{End, Settings, generate, print_speed};
 use crate::interrupt::Interrupt;
-use crate::prompt::{self, Chat, encode_rendered};
+use crate::output::{print, print_line};
+use crate::prompt::{self, Chat};
 use crate::session::{Needs, Session, act_name};
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
-use std::io::Write;
 use std::path::PathBuf;
 use zinc_text::TextStart;
 
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(chat) => {
             let mut messages = chat.beginning();
             messages.push(prompt::message("user", &text));
-            (encode_rendered(&session.tokenizer, &chat.render(&messages)?)?, TextStart::Beginning)
+            (session.tokenizer.encode_prompt(&chat.render(&messages)?)?, TextStart::Beginning)
         }
         // Who writes the whole prompt may write special tokens, too.
         None => (session.tokenizer.encode(&text, true, true)?, TextStart::Continuation),
@@ -67,15 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         ignore_eos: arguments.sampling.ignore_eos,
         start,
     };
-    let stdout = std::io::stdout();
-    let mut show = |piece: &str| {
-        if !arguments.json && !piece.is_empty() {
-            let mut out = stdout.lock();
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
-        }
-        Ok(())
-    };
+    let mut show = |piece: &str| if arguments.json { Ok(()) } else { print(piece) };
     let answer = generate(&mut session, ids, &settings, &interrupt, &mut show)?;
     if arguments.json {
         let value = json!({
@@ -86,9 +78,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "act": act_name(session.act),
             "device": session.engine.device().description(),
         });
-        println_all(&serde_json::to_string_pretty(&value)?)?;
+        print_line(&serde_json::to_string_pretty(&value)?)?;
     } else {
-        println_all("")?;
+        print_line("")?;
     }
     print_speed(&session, &answer.timing);
     match answer.end {
@@ -102,12 +94,4 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         ),
         End::Model | End::Length | End::Stop(_) => Ok(()),
     }
-}
-
-/// A line on standard output, as an error instead of a panic if that is closed.
-pub(crate) fn println_all(line: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()?;
-    Ok(())
 }

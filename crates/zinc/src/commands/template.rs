@@ -2,12 +2,12 @@
 
 use crate::args::{ModelArgs, TemplateArgs};
 use crate::failure::usage;
+use crate::output::print;
 use crate::prompt::{self, read_file};
 use crate::source;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use serde_json::{Map, Value};
-use std::io::Write;
 use std::path::PathBuf;
 use zinc_text::{TemplateInput, Tokenizer, chat_template_source};
 
@@ -65,8 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let path = source::file(&arguments.model, None)?;
             let gguf = source::gguf(&path)?;
             let tokenizer = Tokenizer::from_metadata(gguf.metadata())?;
-            let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
-            names = [text(tokenizer.bos()), text(tokenizer.eos())];
+            names = prompt::ends(&tokenizer);
             prompt::template_source(&TemplateArgs::default(), chat_template_source(gguf.metadata())?)?
         }
     };
@@ -76,18 +75,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             *name = given;
         }
     }
-    let asked = extra.remove("add_generation_prompt").and_then(|v| v.as_bool());
+    let asked = extra.remove("add_generation_prompt").and_then(|v| v.as_bool()).unwrap_or(true);
     let rendered = template.render(&TemplateInput {
         messages,
         tools,
-        add_generation_prompt: asked.unwrap_or(!arguments.no_generation_prompt),
+        add_generation_prompt: asked && !arguments.no_generation_prompt,
         bos_token: &names[0],
         eos_token: &names[1],
         extra,
         now: prompt::now(),
     })?;
-    let mut out = std::io::stdout().lock();
-    out.write_all(rendered.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    print(&rendered)
 }

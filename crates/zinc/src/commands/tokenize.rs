@@ -1,7 +1,7 @@
 //! `zinc tokenize`: text to token ids.
 
 use crate::args::ModelArgs;
-use crate::commands::run::println_all;
+use crate::output::print_line;
 use crate::prompt;
 use crate::source::Source;
 use anyhow::Result;
@@ -44,17 +44,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let piece =
         |id: u32| -> Result<String> { Ok(String::from_utf8_lossy(&tokenizer.decode_bytes(&[id], true)?).into_owned()) };
     if arguments.ids {
-        println_all(&format!("{ids:?}"))?;
+        print_line(&format!("{ids:?}"))?;
     } else if arguments.json {
         let rows = ids.iter().map(|id| Ok(json!({ "id": id, "text": piece(*id)? })));
-        println_all(&serde_json::to_string_pretty(&rows.collect::<Result<Vec<_>>>()?)?)?;
+        print_line(&serde_json::to_string_pretty(&rows.collect::<Result<Vec<_>>>()?)?)?;
     } else {
         for id in &ids {
-            println_all(&format!("{id:6} -> {:?}", piece(*id)?))?;
+            print_line(&format!("{id:6} -> {:?}", piece(*id)?))?;
         }
     }
     if arguments.show_count {
-        println_all(&format!("Total number of tokens: {}", ids.len()))?;
+        print_line(&format!("Total number of tokens: {}", ids.len()))?;
     }
     Ok(())
 }

@@ -1,0 +1,17 @@
+//! Standard output. Where nobody reads it any more (`zinc … | head`), printing is an error that ends the command, not a
+//! panic as with `println!`.
+
+use anyhow::Result;
+use std::io::Write;
+
+/// Text as it is, at once.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// A line.
+pub(crate) fn print_line(line: &str) -> Result<()> {
+    print(&format!("{line}\n"))
+}
