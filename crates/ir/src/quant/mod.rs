@@ -236,7 +236,7 @@ impl<'b> Weights<'b> {
 
 /// Spreads the low four bits of each word in `bits` to bit 4 of the four bytes of a word.
 fn fifth_bits<'b>(bits: Val<'b>) -> Val<'b> {
-    ((bits & 0xf) * 0x0020_4081 & 0x0101_0101) << 4
+    (((bits & 0xf) * 0x0020_4081) & 0x0101_0101) << 4
 }
 
 fn half(bytes: &[u8], at: usize) -> f32 {
