@@ -22,7 +22,7 @@ use zinc_ir::device::Caps;
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::{self, ActPrecision, Bucket, InputLayout, KvLayout, PAGE_TOKENS, Plan, PlanError};
 
-/// What the user or the tuner decides; everything else follows from graph, caps and bucket.
+/// What the user decides; everything else follows from graph, caps and bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choices {
     /// Precision of matrix-product inputs.

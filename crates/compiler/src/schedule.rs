@@ -35,7 +35,7 @@ pub(crate) fn schedule(
     for (index, (region, emission)) in regions.iter().zip(emissions).enumerate() {
         let mut launches = vec![];
         if ctx.caps.native {
-            launches.push(native_launch(ctx, region));
+            launches.push(bare_launch(ctx, region));
         }
         let count = emission.launches.len();
         for (i, sketch) in emission.launches.into_iter().enumerate() {
@@ -153,9 +153,7 @@ fn finish(
     region: &Region,
     sketch: &LaunchSketch,
 ) -> Launch {
-    let mut launch = native_launch(ctx, region);
-    launch.reads.clear();
-    launch.writes.clear();
+    let mut launch = bare_launch(ctx, region);
     launch.grid = sketch.grid;
     debug_assert_eq!(sketch.args.len(), sketch.kernel.args.len(), "{}: arguments", sketch.kernel.name);
     for ((operand, access), arg) in sketch.args.iter().zip(&sketch.kernel.args) {
@@ -176,9 +174,9 @@ fn finish(
     launch
 }
 
-/// A region as one launch without kernel: what native devices run. Its spans name what leaves and enters the region
-/// only where buffers are shared with the host or the cache; a native device keeps values itself and runs in order.
-fn native_launch(ctx: &Ctx<'_>, region: &Region) -> Launch {
+/// A region as one launch without kernel, arguments and spans: all that a native device needs, since it keeps values
+/// itself and runs in order. [`finish`] adds the rest for the others.
+fn bare_launch(ctx: &Ctx<'_>, region: &Region) -> Launch {
     let (bytes, flops) = cost(ctx, region);
     Launch {
         template: region.template.name,

@@ -2,7 +2,7 @@
 
 use crate::CompileError;
 use crate::kernels::TEMPLATES;
-use crate::template::{Ctx, Template, op_name};
+use crate::template::{Ctx, Template};
 use zinc_ir::graph::{NodeId, Op};
 
 /// The nodes one template covers.
@@ -86,8 +86,7 @@ pub fn select(ctx: &Ctx<'_>) -> Result<Vec<Region>, CompileError> {
             Some(Region { template, nodes })
         });
         let Some(region) = found else {
-            let why = "no template matches".to_string();
-            return Err(CompileError::Unsupported { op: op_name(ctx.graph.op(id)).to_string(), node: id.0, why });
+            return Err(ctx.unsupported(id, "no template matches"));
         };
         for node in &region.nodes {
             debug_assert!(!finder.covered[node.index()], "{} covers node {} twice", region.template.name, node.0);

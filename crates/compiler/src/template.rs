@@ -4,7 +4,7 @@ use crate::select::{Finder, Region};
 use crate::{Choices, CompileError};
 use std::sync::Arc;
 use zinc_ir::device::Caps;
-use zinc_ir::graph::{Graph, NodeId, Op, Rows, WeightId};
+use zinc_ir::graph::{Graph, NodeId, Rows, WeightId};
 use zinc_ir::kernel::Kernel;
 use zinc_ir::plan::{Bucket, Input, KvLayout};
 
@@ -18,7 +18,7 @@ pub struct Ctx<'a> {
     pub bucket: Bucket,
     /// KV layout.
     pub kv: &'a Arc<KvLayout>,
-    /// User's or tuner's decisions.
+    /// The user's decisions.
     pub choices: &'a Choices,
     /// The value that leaves the device.
     pub output: Option<NodeId>,
@@ -85,13 +85,6 @@ pub struct Emission {
     pub temps: Vec<u64>,
 }
 
-impl Emission {
-    /// A single launch without scratch.
-    pub fn one(kernel: Kernel, grid: [u32; 3], args: Vec<(Operand, Access)>) -> Emission {
-        Emission { launches: vec![LaunchSketch { kernel, grid, args }], temps: vec![] }
-    }
-}
-
 impl Ctx<'_> {
     /// Rows of a value in this bucket.
     pub fn rows(&self, id: NodeId) -> u32 {
@@ -108,28 +101,19 @@ impl Ctx<'_> {
     pub fn value_bytes(&self, id: NodeId) -> u64 {
         self.rows(id) as u64 * self.cols(id) as u64 * 4
     }
+    /// Lanes of a workgroup: about `wanted`, in whole subgroups, as far as the device allows.
+    pub fn lanes(&self, wanted: u32) -> u32 {
+        let size = self.caps.subgroup_size;
+        (wanted / size * size).max(size).min(self.caps.max_workgroup / size * size)
+    }
+    /// Subgroups of a workgroup whose subgroups work each for itself: of about 256 lanes, but at most eight.
+    pub fn subgroups(&self) -> u32 {
+        let size = self.caps.subgroup_size;
+        (256 / size).clamp(1, 8).min(self.caps.max_workgroup / size).max(1)
+    }
     /// The error for a node no template can do.
     pub fn unsupported(&self, node: NodeId, why: impl Into<String>) -> CompileError {
-        CompileError::Unsupported { op: op_name(self.graph.op(node)).to_string(), node: node.0, why: why.into() }
-    }
-}
-
-/// An operation's name in messages.
-pub(crate) fn op_name(op: &Op) -> &'static str {
-    match op {
-        Op::Embed { .. } => "embed",
-        Op::SelectRows { .. } => "select_rows",
-        Op::Scale { .. } => "scale",
-        Op::RmsNorm { .. } => "rms_norm",
-        Op::MatMul { .. } => "matmul",
-        Op::Bias { .. } => "bias",
-        Op::Add { .. } => "add",
-        Op::Glu { .. } => "glu",
-        Op::Rope { .. } => "rope",
-        Op::KvAppend { .. } => "kv_append",
-        Op::Attention { .. } => "attention",
-        Op::Argmax { .. } => "argmax",
-        Op::TopK { .. } => "top_k",
+        CompileError::Unsupported { op: self.graph.op(node).name().to_string(), node: node.0, why: why.into() }
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) static ATTENTION: Template = Template {
 /// Tokens between two updates of the running maximum; a split is a whole number of chunks.
 const CHUNK: u32 = 128;
 /// The score of a token that is not there: finite, since drivers need not honour infinities.
-const NONE: f32 = -1e30;
+pub(super) const NONE: f32 = -1e30;
 /// Chunks per split when the context is split.
 const SPLIT_CHUNKS: u32 = 2;
 
@@ -61,7 +61,7 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec, layer: u32) -> Result
     while team * 2 <= subgroup && spec.head_dim.is_multiple_of(team * 2 * 8) {
         team *= 2;
     }
-    let lanes = (128 / subgroup * subgroup).max(subgroup).min(ctx.caps.max_workgroup / subgroup * subgroup);
+    let lanes = ctx.lanes(128);
     let rows = ctx.bucket.tokens;
     let split = SPLIT_CHUNKS * CHUNK;
     let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(split) };
@@ -139,12 +139,9 @@ fn body<'b>(b: &'b Builder, s: &Shape, io: &Io<'b>) {
     let per_split = if s.splits == 1 { s.context.next_multiple_of(CHUNK) } else { SPLIT_CHUNKS * CHUNK };
     let start = (split * per_split).max(lowest / CHUNK * CHUNK);
     let end = (split * per_split + per_split).min(visible);
-    let lane = LanePlace { within: b.local_id() % s.team, team: b.local_id() / s.team };
-    let q = load_q(b, s, io, row, kv_head, lane);
-    let token = |t: Val<'b>| -> Val<'b> {
-        let page = b.load(Type::U32, io.pages, (table + t / PAGE_TOKENS) * 4, 4);
-        ((page * s.spec.kv_heads + kv_head) * PAGE_TOKENS + t % PAGE_TOKENS) * s.spec.head_dim + lane.within * s.each
-    };
+    let (within, team) = (b.local_id() % s.team, b.local_id() / s.team);
+    let tile = Tile { b, s, io, row, kv_head, split, table, within, team, scores, gather };
+    let q = tile.load_q();
     let group = s.group as usize;
     let quads = (s.each / 4) as usize;
     let mut init: Vec<Val<'b>> = vec![b.f32x4(0.0); group * quads];
@@ -153,21 +150,16 @@ fn body<'b>(b: &'b Builder, s: &Shape, io: &Io<'b>) {
     let state = b.for_(start, end, CHUNK, &init, |chunk, state| {
         let last = (chunk + CHUNK).min(end);
         let range = Range { chunk, last, lowest };
-        score_chunk(b, s, io, &q, &token, lane, scores, range);
+        tile.score(&q, range);
         b.barrier();
-        let next = fold_chunk(b, s, io, &token, lane, scores, range, state);
+        let next = tile.fold(range, state);
         b.barrier();
         next
     });
-    finish(b, s, io, lane, gather, state, [row, kv_head, split]);
+    tile.finish(&state);
 }
 
-#[derive(Clone, Copy)]
-struct LanePlace<'b> {
-    within: Val<'b>,
-    team: Val<'b>,
-}
-
+/// Tokens `chunk .. last` of a chunk, of which those from `lowest` on are visible.
 #[derive(Clone, Copy)]
 struct Range<'b> {
     chunk: Val<'b>,
@@ -175,171 +167,171 @@ struct Range<'b> {
     lowest: Val<'b>,
 }
 
-/// This lane's part of every query head of the group, times the scale.
-fn load_q<'b>(
+/// One (row, KV head, split), and this lane's place in it.
+struct Tile<'a, 'b> {
     b: &'b Builder,
-    s: &Shape,
-    io: &Io<'b>,
+    s: &'a Shape,
+    io: &'a Io<'b>,
     row: Val<'b>,
     kv_head: Val<'b>,
-    lane: LanePlace<'b>,
-) -> Vec<Vec<Val<'b>>> {
-    (0..s.group)
-        .map(|g| {
-            let head = kv_head * s.group + g;
-            let at = (row * s.spec.heads + head) * s.spec.head_dim + lane.within * s.each;
-            (0..s.each / 4).map(|i| b.load_at(Type::F32X4, io.q, at * 4, i * 16, 16, true) * s.spec.scale).collect()
-        })
-        .collect()
-}
-
-/// This lane's elements of a K or V row, from element offset `at`.
-fn load_kv<'b>(b: &'b Builder, s: &Shape, base: Val<'b>, at: Val<'b>) -> Vec<Val<'b>> {
-    let quads = s.each / 4;
-    match s.kv {
-        KvType::F32 => (0..quads).map(|i| b.load_at(Type::F32X4, base, at * 4, i * 16, 16, true)).collect(),
-        KvType::F16 => {
-            let words: Vec<Val<'b>> =
-                (0..quads / 2).map(|i| b.load_at(Type::U32X4, base, at * 2, i * 16, 16, true)).collect();
-            let half2 = |w: Val<'b>| w.bitcast(Type::Vec(Scalar::F16, 2)).to_f32();
-            (0..quads as usize)
-                .map(|i| {
-                    let word = words[i / 2];
-                    let (lo, hi) = (half2(word.lane((i % 2 * 2) as u8)), half2(word.lane((i % 2 * 2 + 1) as u8)));
-                    b.compose(&[lo.lane(0), lo.lane(1), hi.lane(0), hi.lane(1)])
-                })
-                .collect()
-        }
-    }
-}
-
-/// Scores of the chunk's tokens into shared memory; tokens outside the visible range get [`NONE`].
-#[allow(clippy::too_many_arguments)]
-fn score_chunk<'b>(
-    b: &'b Builder,
-    s: &Shape,
-    io: &Io<'b>,
-    q: &[Vec<Val<'b>>],
-    token: &impl Fn(Val<'b>) -> Val<'b>,
-    lane: LanePlace<'b>,
+    split: Val<'b>,
+    /// First entry of the row's page table.
+    table: Val<'b>,
+    /// Lane within its team.
+    within: Val<'b>,
+    team: Val<'b>,
+    /// Shared `[query head][token of the chunk]`.
     scores: u32,
-    range: Range<'b>,
-) {
-    b.for_(b.u32(0), b.u32(CHUNK), s.lanes / s.team, &[], |base, _| {
-        let local = base + lane.team;
-        let t = range.chunk + local;
-        let valid = t.lt(range.last) & t.ge(range.lowest) & local.lt(CHUNK);
-        let k = load_kv(b, s, io.k, token(t.min(range.last - 1)));
-        for (g, q) in q.iter().enumerate() {
-            let mut sum = q[0] * k[0];
-            for i in 1..k.len() {
-                sum = b.fma(q[i], k[i], sum);
-            }
-            let mut sum = sum.sum_lanes();
-            let mut step = 1;
-            while step < s.team {
-                sum = sum + sum.shuffle_xor(step);
-                step *= 2;
-            }
-            let score = valid.select(sum, b.f32(NONE));
-            b.if_(lane.within.eq(0) & local.lt(CHUNK), || {
-                b.shared_store(scores, local + g as u32 * CHUNK, score);
-            });
-        }
-        vec![]
-    });
-}
-
-/// Folds a chunk into (accumulators, maxima, sums).
-#[allow(clippy::too_many_arguments)]
-fn fold_chunk<'b>(
-    b: &'b Builder,
-    s: &Shape,
-    io: &Io<'b>,
-    token: &impl Fn(Val<'b>) -> Val<'b>,
-    lane: LanePlace<'b>,
-    scores: u32,
-    range: Range<'b>,
-    state: &[Val<'b>],
-) -> Vec<Val<'b>> {
-    let (group, quads) = (s.group as usize, (s.each / 4) as usize);
-    let (acc, rest) = state.split_at(group * quads);
-    let (maxima, sums) = rest.split_at(group);
-    let (mut next_max, mut next_sum, mut scaled) = (vec![], vec![], vec![]);
-    for g in 0..group {
-        let at = g as u32 * CHUNK;
-        let own = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(NONE)], |i, best| {
-            vec![best[0].max(b.shared_load(scores, i + at))]
-        });
-        // Every chunk holds a visible token, so `max` is a real score.
-        let max = own[0].subgroup_max().max(maxima[g]);
-        let sum = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(0.0)], |i, sum| {
-            vec![sum[0] + (b.shared_load(scores, i + at) - max).exp()]
-        });
-        let keep = (maxima[g] - max).exp();
-        next_sum.push(b.fma(sums[g], keep, sum[0].subgroup_add()));
-        next_max.push(max);
-        scaled.extend(acc[g * quads..(g + 1) * quads].iter().map(|a| *a * keep.splat(4)));
-    }
-    let mut next = b.for_(lane.team + range.chunk, range.last, s.lanes / s.team, &scaled, |t, acc| {
-        let v = load_kv(b, s, io.v, token(t));
-        let mut acc = acc.to_vec();
-        for g in 0..group {
-            let score = b.shared_load(scores, t - range.chunk + g as u32 * CHUNK);
-            let p = (score - next_max[g]).exp().splat(4);
-            for i in 0..quads {
-                acc[g * quads + i] = b.fma(p, v[i], acc[g * quads + i]);
-            }
-        }
-        acc
-    });
-    next.extend(next_max);
-    next.extend(next_sum);
-    next
-}
-
-/// Adds up the teams' accumulators and stores the answer or the partial result.
-fn finish<'b>(
-    b: &'b Builder,
-    s: &Shape,
-    io: &Io<'b>,
-    lane: LanePlace<'b>,
+    /// Shared `[team][element]`.
     gather: u32,
-    state: Vec<Val<'b>>,
-    [row, kv_head, split]: [Val<'b>; 3],
-) {
-    let (group, quads, dim) = (s.group as usize, (s.each / 4) as usize, s.spec.head_dim);
-    let (acc, rest) = state.split_at(group * quads);
-    let (maxima, sums) = rest.split_at(group);
-    for g in 0..group {
-        for (i, quad) in acc[g * quads..(g + 1) * quads].iter().enumerate() {
-            for e in 0..4 {
-                let at = lane.team * dim + lane.within * s.each + (i as u32 * 4 + e);
-                b.shared_store(gather, at, quad.lane(e as u8));
+}
+
+impl<'b> Tile<'_, 'b> {
+    /// Element offset of this lane's part of token `t` in K or V.
+    fn token(&self, t: Val<'b>) -> Val<'b> {
+        let (b, s) = (self.b, self.s);
+        let page = b.load(Type::U32, self.io.pages, (self.table + t / PAGE_TOKENS) * 4, 4);
+        ((page * s.spec.kv_heads + self.kv_head) * PAGE_TOKENS + t % PAGE_TOKENS) * s.spec.head_dim
+            + self.within * s.each
+    }
+
+    /// This lane's part of every query head of the group, times the scale.
+    fn load_q(&self) -> Vec<Vec<Val<'b>>> {
+        let (b, s) = (self.b, self.s);
+        (0..s.group)
+            .map(|g| {
+                let head = self.kv_head * s.group + g;
+                let at = (self.row * s.spec.heads + head) * s.spec.head_dim + self.within * s.each;
+                let quad = |i| b.load_at(Type::F32X4, self.io.q, at * 4, i * 16, 16, true) * s.spec.scale;
+                (0..s.each / 4).map(quad).collect()
+            })
+            .collect()
+    }
+
+    /// This lane's elements of a K or V row, from element offset `at`.
+    fn load_kv(&self, base: Val<'b>, at: Val<'b>) -> Vec<Val<'b>> {
+        let (b, quads) = (self.b, self.s.each / 4);
+        match self.s.kv {
+            KvType::F32 => (0..quads).map(|i| b.load_at(Type::F32X4, base, at * 4, i * 16, 16, true)).collect(),
+            KvType::F16 => {
+                let words: Vec<Val<'b>> =
+                    (0..quads / 2).map(|i| b.load_at(Type::U32X4, base, at * 2, i * 16, 16, true)).collect();
+                let half2 = |w: Val<'b>| w.bitcast(Type::Vec(Scalar::F16, 2)).to_f32();
+                (0..quads as usize)
+                    .map(|i| {
+                        let word = words[i / 2];
+                        let (lo, hi) = (half2(word.lane((i % 2 * 2) as u8)), half2(word.lane((i % 2 * 2 + 1) as u8)));
+                        b.compose(&[lo.lane(0), lo.lane(1), hi.lane(0), hi.lane(1)])
+                    })
+                    .collect()
             }
         }
-        b.barrier();
-        let head = kv_head * s.group + g as u32;
-        for_items(b, s.lanes, dim, |e| {
-            let total = b.for_(b.u32(0), b.u32(s.lanes / s.team), 1, &[b.f32(0.0)], |team, sum| {
-                vec![sum[0] + b.shared_load(gather, team * dim + e)]
-            });
-            if s.splits == 1 {
-                // No visible token (padding): 0, not 0/0.
-                let value = sums[g].gt(0.0).select(total[0] / sums[g], b.f32(0.0));
-                b.store(io.out, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
-            } else {
-                b.store(io.out, (partial_at(s, row, head, split) + e) * 4, total[0], 4);
+    }
+
+    /// Scores of the chunk's tokens into shared memory; tokens outside the visible range get [`NONE`].
+    fn score(&self, q: &[Vec<Val<'b>>], range: Range<'b>) {
+        let (b, s) = (self.b, self.s);
+        b.for_(b.u32(0), b.u32(CHUNK), s.lanes / s.team, &[], |base, _| {
+            let local = base + self.team;
+            let t = range.chunk + local;
+            let valid = t.lt(range.last) & t.ge(range.lowest) & local.lt(CHUNK);
+            let k = self.load_kv(self.io.k, self.token(t.min(range.last - 1)));
+            for (g, q) in q.iter().enumerate() {
+                let mut sum = q[0] * k[0];
+                for i in 1..k.len() {
+                    sum = b.fma(q[i], k[i], sum);
+                }
+                let mut sum = sum.sum_lanes();
+                let mut step = 1;
+                while step < s.team {
+                    sum = sum + sum.shuffle_xor(step);
+                    step *= 2;
+                }
+                let score = valid.select(sum, b.f32(NONE));
+                b.if_(self.within.eq(0) & local.lt(CHUNK), || {
+                    b.shared_store(self.scores, local + g as u32 * CHUNK, score);
+                });
             }
+            vec![]
         });
-        if s.splits > 1 {
-            b.if_(b.local_id().eq(0), || {
-                let at = (partial_at(s, row, head, split) + dim) * 4;
-                b.store(io.out, at, maxima[g], 4);
-                b.store(io.out, at + 4, sums[g], 4);
+    }
+
+    /// Folds a chunk into (accumulators, maxima, sums).
+    fn fold(&self, range: Range<'b>, state: &[Val<'b>]) -> Vec<Val<'b>> {
+        let (b, s) = (self.b, self.s);
+        let (group, quads) = (s.group as usize, (s.each / 4) as usize);
+        let (acc, rest) = state.split_at(group * quads);
+        let (maxima, sums) = rest.split_at(group);
+        let (mut next_max, mut next_sum, mut scaled) = (vec![], vec![], vec![]);
+        for g in 0..group {
+            let at = g as u32 * CHUNK;
+            let own = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(NONE)], |i, best| {
+                vec![best[0].max(b.shared_load(self.scores, i + at))]
             });
+            // Every chunk holds a visible token, so `max` is a real score.
+            let max = own[0].subgroup_max().max(maxima[g]);
+            let sum = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(0.0)], |i, sum| {
+                vec![sum[0] + (b.shared_load(self.scores, i + at) - max).exp()]
+            });
+            let keep = (maxima[g] - max).exp();
+            next_sum.push(b.fma(sums[g], keep, sum[0].subgroup_add()));
+            next_max.push(max);
+            scaled.extend(acc[g * quads..(g + 1) * quads].iter().map(|a| *a * keep.splat(4)));
         }
-        b.barrier();
+        let mut next = b.for_(self.team + range.chunk, range.last, s.lanes / s.team, &scaled, |t, acc| {
+            let v = self.load_kv(self.io.v, self.token(t));
+            let mut acc = acc.to_vec();
+            for g in 0..group {
+                let score = b.shared_load(self.scores, t - range.chunk + g as u32 * CHUNK);
+                let p = (score - next_max[g]).exp().splat(4);
+                for i in 0..quads {
+                    acc[g * quads + i] = b.fma(p, v[i], acc[g * quads + i]);
+                }
+            }
+            acc
+        });
+        next.extend(next_max);
+        next.extend(next_sum);
+        next
+    }
+
+    /// Adds up the teams' accumulators and stores the answer or the partial result.
+    fn finish(&self, state: &[Val<'b>]) {
+        let (b, s, io) = (self.b, self.s, self.io);
+        let (row, split) = (self.row, self.split);
+        let (group, quads, dim) = (s.group as usize, (s.each / 4) as usize, s.spec.head_dim);
+        let (acc, rest) = state.split_at(group * quads);
+        let (maxima, sums) = rest.split_at(group);
+        for g in 0..group {
+            for (i, quad) in acc[g * quads..(g + 1) * quads].iter().enumerate() {
+                for e in 0..4 {
+                    let at = self.team * dim + self.within * s.each + (i as u32 * 4 + e);
+                    b.shared_store(self.gather, at, quad.lane(e as u8));
+                }
+            }
+            b.barrier();
+            let head = self.kv_head * s.group + g as u32;
+            for_items(b, s.lanes, dim, |e| {
+                let total = b.for_(b.u32(0), b.u32(s.lanes / s.team), 1, &[b.f32(0.0)], |team, sum| {
+                    vec![sum[0] + b.shared_load(self.gather, team * dim + e)]
+                });
+                if s.splits == 1 {
+                    // No visible token (padding): 0, not 0/0.
+                    let value = sums[g].gt(0.0).select(total[0] / sums[g], b.f32(0.0));
+                    b.store(io.out, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
+                } else {
+                    b.store(io.out, (partial_at(s, row, head, split) + e) * 4, total[0], 4);
+                }
+            });
+            if s.splits > 1 {
+                b.if_(b.local_id().eq(0), || {
+                    let at = (partial_at(s, row, head, split) + dim) * 4;
+                    b.store(io.out, at, maxima[g], 4);
+                    b.store(io.out, at + 4, sums[g], 4);
+                });
+            }
+            b.barrier();
+        }
     }
 }
 

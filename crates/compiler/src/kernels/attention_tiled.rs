@@ -11,6 +11,7 @@
 //! fixed positions: a row gets the same sums in any tile and any batch.
 
 use super::args::{Args, single};
+use super::attention::NONE;
 use super::rows::for_items;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -28,8 +29,6 @@ pub(super) static ATTENTION_TILED: Template = Template {
     emit,
 };
 
-/// The score of a token that is not there: finite, since drivers need not honour infinities.
-const NONE: f32 = -1e30;
 /// Lanes along queries.
 const LANES_QUERIES: u32 = 16;
 /// Lanes along tokens (scores) and along a head's elements (sums).

@@ -44,20 +44,14 @@ pub(crate) struct Norm<'b> {
     pub(crate) eps: f32,
 }
 
-/// Can rows of this many columns be read in whole device blocks?
+/// Are its rows whole device blocks, and all of its offsets U32?
 pub(crate) fn supported(weight: &Weight) -> bool {
-    weight.cols.is_multiple_of(weight.format.device_block())
-        && zinc_ir::quant::QuantFormat::plane_offsets(
-            weight.format,
-            weight.rows as u64 * (weight.cols / weight.format.device_block()) as u64,
-        )
-        .1 <= u32::MAX as u64
+    weight.cols.is_multiple_of(weight.format.device_block()) && planes(weight).1 <= u32::MAX as u64
 }
 
-/// Byte offsets of a weight's planes.
-pub(crate) fn planes(weight: &Weight) -> Vec<u32> {
-    let blocks = weight.rows as u64 * (weight.cols / weight.format.device_block()) as u64;
-    weight.format.plane_offsets(blocks).0.into_iter().map(|p| p as u32).collect()
+/// Byte offsets of a weight's planes, and its size.
+fn planes(weight: &Weight) -> (Vec<u64>, u64) {
+    weight.format.plane_offsets(weight.rows as u64 * (weight.cols / weight.format.device_block()) as u64)
 }
 
 /// Where unit `unit` of row `row` is.
@@ -65,7 +59,8 @@ pub(crate) fn unit_at<'b>(b: &'b Builder, weight: &Weight, base: Val<'b>, row: V
     let block_elems = weight.format.device_block();
     let per_block = block_elems / UNIT;
     let block = row * (weight.cols / block_elems) + unit / per_block;
-    Unit { b, base, planes: planes(weight), block, sub: unit % per_block }
+    let planes = planes(weight).0.into_iter().map(|p| p as u32).collect();
+    Unit { b, base, planes, block, sub: unit % per_block }
 }
 
 /// Sums `rows[r] · inputs[n]`, the same in all lanes, as `[r][n]`; normalised if a norm is in front.

@@ -215,11 +215,10 @@ impl Shape {
     /// A shape for `m` weight rows and `n` input rows: as many rows per subgroup as registers allow, and more turns
     /// only when there are tiles to spare.
     pub(super) fn choose(ctx: &Ctx<'_>, m: u32, n: u32) -> Shape {
-        let caps = ctx.caps;
-        let subgroups = (256 / caps.subgroup_size).clamp(1, 8).min(caps.max_workgroup / caps.subgroup_size).max(1);
+        let subgroups = ctx.subgroups();
         let rows = if n <= 2 { 2 } else { 1 };
         let tiles = m.div_ceil(subgroups * rows);
-        let turns = (tiles / (caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
+        let turns = (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
         Shape { subgroups, rows, turns }
     }
 }

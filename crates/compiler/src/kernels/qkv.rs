@@ -12,7 +12,7 @@
 use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
 use super::matvec::{self, Feed, Source};
-use super::rows::{kv_offset, pair_elements, store_kv, turn};
+use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -108,13 +108,6 @@ struct Head {
     dest: Dest,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Dest {
-    Q(NodeId),
-    K,
-    V,
-}
-
 fn head(ctx: &Ctx<'_>, value: NodeId, dest: Dest) -> Head {
     let (mut bias, mut norm, mut rope, mut at) = (None, None, None, value);
     loop {
@@ -144,15 +137,9 @@ struct Parts {
 }
 
 fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
-    let append = region.nodes.iter().copied().find(|n| matches!(ctx.graph.op(*n), Op::KvAppend { .. }));
-    let append = append.expect("the pattern's anchor");
-    let Op::KvAppend { k, v, layer } = *ctx.graph.op(append) else { unreachable!("just matched") };
-    let queries = ctx.graph.ids().find_map(|n| match *ctx.graph.op(n) {
-        Op::Attention { q, append: a, .. } if a == append && region.nodes.contains(&q) => Some(q),
-        _ => None,
-    });
+    let Append { k, v, layer, q } = Append::of(ctx, region);
     let mut heads = vec![];
-    heads.extend(queries.map(|q| head(ctx, q, Dest::Q(q))));
+    heads.extend(q.map(|q| head(ctx, q, Dest::Q(q))));
     heads.extend([head(ctx, k, Dest::K), head(ctx, v, Dest::V)]);
     let product = |w: WeightId| {
         region.nodes.iter().find_map(|n| match *ctx.graph.op(*n) {
@@ -174,16 +161,14 @@ struct Cut {
 }
 
 fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
-    let sg = ctx.caps.subgroup_size;
     let heads: u32 = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).rows / head_dim).sum();
     let whole = parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim));
     let mut tile = head_dim;
     while !whole && tile.is_multiple_of(4) && tile > 16 && heads * (head_dim / tile) < ctx.caps.parallel_tiles * 2 {
         tile /= 2;
     }
-    let most = (256 / sg).clamp(1, 8).min(ctx.caps.max_workgroup / sg).max(1);
     let rows = if n <= 2 && tile.is_multiple_of(2) { 2 } else { 1 };
-    let mut subgroups = most;
+    let mut subgroups = ctx.subgroups();
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
@@ -220,22 +205,16 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             let inside = tile.lt(tiles(h));
             let after = if first == 0 { inside } else { b.u32(first).le(b.tile(0)) & inside };
             b.if_(after, || {
-                let place = Place { head: tile / per_head, part: tile % per_head };
-                products(ctx, b, &cut, h, out, &inputs, place, sums);
+                let (head, part) = (tile / per_head, tile % per_head);
+                let tile = Tile { ctx, b, cut, spec: h, args: out, head, part, sums };
+                tile.products(&inputs);
                 b.barrier();
-                finish(ctx, b, &cut, h, out, place, sums, slots, n);
+                (0..n).for_each(|row| tile.finish(row, slots));
             });
             first += tiles(h);
         }
     });
     Ok(feed.emission(ctx, product))
-}
-
-/// Which head, and which part of it.
-#[derive(Clone, Copy)]
-struct Place<'b> {
-    head: Val<'b>,
-    part: Val<'b>,
 }
 
 struct HeadArgs<'b> {
@@ -252,126 +231,124 @@ fn head_args<'b>(args: &Args<'b>, h: &Head, layer: u32) -> HeadArgs<'b> {
         bias: h.bias.map(|w| args.read("bias", Operand::Weight(w))),
         norm: h.norm.map(|(w, _)| args.read("head_norm", Operand::Weight(w))),
         turns: h.rope.map(|(_, r)| args.read("turns", Operand::Input(Input::Rope(r)))),
-        dest: match h.dest {
-            Dest::Q(q) => args.write("q", Operand::Value(q)),
-            Dest::K => args.write("k_cache", Operand::KvK(layer)),
-            Dest::V => args.write("v_cache", Operand::KvV(layer)),
-        },
+        dest: h.dest.declare(args, layer),
     }
 }
 
-/// Row within the head of row `i` of a part: parts keep rotary pairs together.
-fn head_row<'b>(cut: &Cut, h: &Head, part: Val<'b>, i: Val<'b>) -> Val<'b> {
-    match h.rope {
-        Some((Pairing::Halves, _)) if cut.tile < cut.head_dim => {
-            let half = cut.tile / 2;
-            let second = i / half;
-            part * half + i % half + second * (cut.head_dim / 2)
-        }
-        _ => part * cut.tile + i,
-    }
-}
-
-/// The products of a tile, plus bias, into shared memory `[n][tile]`.
-#[allow(clippy::too_many_arguments)]
-fn products<'b>(
-    ctx: &Ctx<'_>,
+/// The work of a tile: a part of one head.
+struct Tile<'a, 'b> {
+    ctx: &'a Ctx<'a>,
     b: &'b Builder,
-    cut: &Cut,
-    h: &Head,
-    out: &HeadArgs<'b>,
-    inputs: &Inputs<'b>,
-    place: Place<'b>,
+    cut: Cut,
+    spec: &'a Head,
+    args: &'a HeadArgs<'b>,
+    head: Val<'b>,
+    part: Val<'b>,
+    /// Shared `[row][tile]`: products plus bias.
     sums: u32,
-) {
-    let weight = ctx.graph.weight_of(h.weight);
-    let turns = cut.tile / (cut.subgroups * cut.rows);
-    b.for_(b.u32(0), b.u32(turns), 1, &[], |turn, _| {
-        let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
-        let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
-        let rows: Vec<WeightRow<'_, 'b>> = local
-            .iter()
-            .map(|i| {
-                let row = place.head * cut.head_dim + head_row(cut, h, place.part, *i);
-                WeightRow { weight, base: out.weight, row }
-            })
-            .collect();
-        let values = dot::dot(b, ctx.caps.subgroup_size, &rows, inputs);
-        b.if_(b.lane().eq(0), || {
-            for (r, of_row) in values.iter().enumerate() {
-                let bias = out.bias.map(|base| b.load(Type::F32, base, rows[r].row * 4, 4));
-                for (j, value) in of_row.iter().enumerate() {
-                    let value = bias.map_or(*value, |bias| *value + bias);
-                    b.shared_store(sums, local[r] + j as u32 * cut.tile, value);
-                }
+}
+
+impl<'b> Tile<'_, 'b> {
+    /// Element of the head that is element `i` of the part: parts keep rotary pairs together.
+    fn element(&self, i: Val<'b>) -> Val<'b> {
+        let cut = self.cut;
+        match self.spec.rope {
+            Some((Pairing::Halves, _)) if cut.tile < cut.head_dim => {
+                let half = cut.tile / 2;
+                let second = i / half;
+                self.part * half + i % half + second * (cut.head_dim / 2)
             }
-        });
-        vec![]
-    });
-}
+            _ => self.part * cut.tile + i,
+        }
+    }
 
-/// Head norm, rotation and the store of a tile.
-#[allow(clippy::too_many_arguments)]
-fn finish<'b>(
-    ctx: &Ctx<'_>,
-    b: &'b Builder,
-    cut: &Cut,
-    h: &Head,
-    out: &HeadArgs<'b>,
-    place: Place<'b>,
-    sums: u32,
-    slots: Val<'b>,
-    n: u32,
-) {
-    let lanes = cut.subgroups * ctx.caps.subgroup_size;
-    for j in 0..n {
-        let factor = h.norm.map(|(_, eps)| {
-            let sum = b.for_(b.lane(), b.u32(cut.tile), ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
-                let v = b.shared_load(sums, i + j * cut.tile);
-                vec![b.fma(v, v, acc[0])]
+    /// The products of all rows into shared memory.
+    fn products(&self, inputs: &Inputs<'b>) {
+        let (b, cut) = (self.b, self.cut);
+        let weight = self.ctx.graph.weight_of(self.spec.weight);
+        let turns = cut.tile / (cut.subgroups * cut.rows);
+        b.for_(b.u32(0), b.u32(turns), 1, &[], |turn, _| {
+            let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
+            let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
+            let rows: Vec<WeightRow<'_, 'b>> = local
+                .iter()
+                .map(|i| {
+                    let row = self.head * cut.head_dim + self.element(*i);
+                    WeightRow { weight, base: self.args.weight, row }
+                })
+                .collect();
+            let values = dot::dot(b, self.ctx.caps.subgroup_size, &rows, inputs);
+            b.if_(b.lane().eq(0), || {
+                for (r, of_row) in values.iter().enumerate() {
+                    let bias = self.args.bias.map(|base| b.load(Type::F32, base, rows[r].row * 4, 4));
+                    for (j, value) in of_row.iter().enumerate() {
+                        let value = bias.map_or(*value, |bias| *value + bias);
+                        b.shared_store(self.sums, local[r] + j as u32 * cut.tile, value);
+                    }
+                }
             });
-            (sum[0].subgroup_add() * (1.0 / cut.head_dim as f32) + eps).inv_sqrt()
+            vec![]
         });
+    }
+
+    /// Head norm, rotation and the store of one row.
+    fn finish(&self, row: u32, slots: Val<'b>) {
+        let (b, cut) = (self.b, self.cut);
+        let lanes = cut.subgroups * self.ctx.caps.subgroup_size;
+        let factor = self.norm_factor(row);
         let value = |i: Val<'b>| {
-            let v = b.shared_load(sums, i + j * cut.tile);
-            match (factor, out.norm) {
-                (Some(f), Some(gain)) => v * f * b.load(Type::F32, gain, head_row(cut, h, place.part, i) * 4, 4),
+            let v = b.shared_load(self.sums, i + row * cut.tile);
+            match (factor, self.args.norm) {
+                (Some(f), Some(gain)) => v * f * b.load(Type::F32, gain, self.element(i) * 4, 4),
                 _ => v,
             }
         };
-        let store = |i: Val<'b>, v: Val<'b>| {
-            let e = head_row(cut, h, place.part, i);
-            match h.dest {
-                Dest::Q(q) => b.store(out.dest, (place.head * cut.head_dim + e + j * ctx.cols(q)) * 4, v, 4),
-                Dest::K | Dest::V => {
-                    let slot = b.load(Type::U32, slots, b.u32(j * 4), 4);
-                    let heads = ctx.graph.weight_of(h.weight).rows / cut.head_dim;
-                    b.if_(slot.ne(NO_SLOT), || {
-                        let at = kv_offset(heads, cut.head_dim, ctx.kv.ty, slot, place.head, e);
-                        store_kv(b, out.dest, at, ctx.kv.ty, v);
-                    });
-                }
-            }
+        let (Some((pairing, rope)), Some(table)) = (self.spec.rope, self.args.turns) else {
+            return for_items(b, lanes, cut.tile, |i| self.store(row, slots, i, value(i)));
         };
-        match (h.rope, out.turns) {
-            (Some((pairing, rope)), Some(table)) => {
-                let pairs = ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
-                let whole = cut.tile == cut.head_dim;
-                let local_pairs = if whole { pairs } else { cut.tile / 2 };
-                super::rows::for_items(b, lanes, local_pairs, |p| {
-                    let elements = pair_elements(pairing, local_pairs, p);
-                    let [c, s] = turn(b, table, b.u32(j), pairs, place.part * local_pairs + p);
-                    let [u, v] = elements.map(value);
-                    store(elements[0], u * c - v * s);
-                    store(elements[1], u * s + v * c);
+        let pairs = self.ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
+        let whole = cut.tile == cut.head_dim;
+        let local_pairs = if whole { pairs } else { cut.tile / 2 };
+        for_items(b, lanes, local_pairs, |p| {
+            let elements = pair_elements(pairing, local_pairs, p);
+            let [c, s] = turn(b, table, b.u32(row), pairs, self.part * local_pairs + p);
+            let [u, v] = elements.map(value);
+            self.store(row, slots, elements[0], u * c - v * s);
+            self.store(row, slots, elements[1], u * s + v * c);
+        });
+        if whole && 2 * pairs < cut.head_dim {
+            for_items(b, lanes, cut.head_dim - 2 * pairs, |i| {
+                self.store(row, slots, i + 2 * pairs, value(i + 2 * pairs));
+            });
+        }
+    }
+
+    /// 1 / √(mean x² + eps) of a row of the head, if it has a norm: then the tile is the whole head.
+    fn norm_factor(&self, row: u32) -> Option<Val<'b>> {
+        let (b, cut) = (self.b, self.cut);
+        self.spec.norm.map(|(_, eps)| {
+            let sum = b.for_(b.lane(), b.u32(cut.tile), self.ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
+                let v = b.shared_load(self.sums, i + row * cut.tile);
+                vec![b.fma(v, v, acc[0])]
+            });
+            (sum[0].subgroup_add() * (1.0 / cut.head_dim as f32) + eps).inv_sqrt()
+        })
+    }
+
+    /// Stores element `i` of the part: into q, or at the row's slot of the cache if it has one.
+    fn store(&self, row: u32, slots: Val<'b>, i: Val<'b>, v: Val<'b>) {
+        let (b, ctx, head_dim) = (self.b, self.ctx, self.cut.head_dim);
+        let e = self.element(i);
+        match self.spec.dest {
+            Dest::Q(q) => b.store(self.args.dest, (self.head * head_dim + e + row * ctx.cols(q)) * 4, v, 4),
+            Dest::K | Dest::V => {
+                let slot = b.load(Type::U32, slots, b.u32(row * 4), 4);
+                let heads = ctx.graph.weight_of(self.spec.weight).rows / head_dim;
+                b.if_(slot.ne(NO_SLOT), || {
+                    let at = kv_offset(heads, head_dim, ctx.kv.ty, slot, self.head, e);
+                    store_kv(b, self.args.dest, at, ctx.kv.ty, v);
                 });
-                if whole && 2 * pairs < cut.head_dim {
-                    super::rows::for_items(b, lanes, cut.head_dim - 2 * pairs, |i| {
-                        store(i + 2 * pairs, value(i + 2 * pairs));
-                    });
-                }
             }
-            _ => super::rows::for_items(b, lanes, cut.tile, |i| store(i, value(i))),
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use super::args::launch;
 use super::matvec::Source;
-use super::rows::for_items;
+use super::rows::{for_items, workgroup, workgroup_sum};
 use crate::LaunchSketch;
 use crate::template::{Ctx, Operand};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
@@ -23,8 +23,7 @@ pub(super) fn row_bytes(cols: u32) -> u32 {
 pub(super) fn quantize(ctx: &Ctx<'_>, source: &Source, n: u32, temp: usize) -> LaunchSketch {
     let (cols, sg) = (ctx.cols(source.x), ctx.caps.subgroup_size);
     let blocks = cols / UNIT;
-    let most = (256 / sg * sg).max(sg).min(ctx.caps.max_workgroup / sg * sg);
-    let lanes = blocks.next_multiple_of(sg).min(most);
+    let lanes = workgroup(ctx, blocks);
     let norm = if source.norm.is_some() { "norm_" } else { "" };
     launch(format!("{norm}quantize_q8_{cols}"), lanes, sg, [n, 1, 1], |b, args| {
         let x = args.read("x", Operand::Value(source.x));
@@ -58,12 +57,7 @@ fn row_factor<'b>(b: &'b Builder, lanes: u32, sg: u32, x: Val<'b>, from: Val<'b>
         let quad = b.load(Type::F32X4, x, from + i * 16, 16);
         vec![b.fma(quad, quad, acc[0])]
     });
-    let own = squares[0].sum_lanes().subgroup_add();
-    let parts = b.shared("parts", Type::F32, lanes / sg);
-    b.if_(b.lane().eq(0), || b.shared_store(parts, b.subgroup_id(), own));
-    b.barrier();
-    let zero = [b.f32(0.0)];
-    let sum = b.for_(b.u32(0), b.u32(lanes / sg), 1, &zero, |i, sum| vec![sum[0] + b.shared_load(parts, i)])[0];
+    let sum = workgroup_sum(b, squares[0].sum_lanes(), lanes / sg);
     (sum * (1.0 / cols as f32) + eps).inv_sqrt()
 }
 

@@ -9,7 +9,7 @@
 //! A subgroup takes one head of one row; a lane takes both elements of a rotary pair, so nothing is shared.
 
 use super::args::{Args, single};
-use super::rows::{for_strided, kv_offset, pair_elements, store_kv, turn};
+use super::rows::{Append, Dest, for_strided, kv_offset, pair_elements, store_kv, turn};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -61,13 +61,6 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     Some(nodes)
 }
 
-#[derive(Clone, Copy)]
-enum Dest {
-    Q(NodeId),
-    K,
-    V,
-}
-
 /// The heads of q, k or v.
 struct Part {
     from: NodeId,
@@ -95,14 +88,8 @@ fn part(ctx: &Ctx<'_>, region: &Region, value: NodeId, dest: Dest) -> Part {
 }
 
 fn parts(ctx: &Ctx<'_>, region: &Region) -> (Vec<Part>, u32) {
-    let append = region.nodes.iter().copied().find(|n| matches!(ctx.graph.op(*n), Op::KvAppend { .. }));
-    let append = append.expect("the pattern's anchor");
-    let Op::KvAppend { k, v, layer } = *ctx.graph.op(append) else { unreachable!("just matched") };
-    let queries = ctx.graph.ids().find_map(|n| match *ctx.graph.op(n) {
-        Op::Attention { q, append: a, .. } if a == append && region.nodes.contains(&q) => Some(q),
-        _ => None,
-    });
-    let mut parts: Vec<Part> = queries.map(|q| part(ctx, region, q, Dest::Q(q))).into_iter().collect();
+    let Append { k, v, layer, q } = Append::of(ctx, region);
+    let mut parts: Vec<Part> = q.map(|q| part(ctx, region, q, Dest::Q(q))).into_iter().collect();
     parts.extend([part(ctx, region, k, Dest::K), part(ctx, region, v, Dest::V)]);
     (parts, layer)
 }
@@ -113,7 +100,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let heads = |p: &Part| ctx.cols(p.from) / head_dim;
     let total: u32 = parts.iter().map(heads).sum();
     let sg = ctx.caps.subgroup_size;
-    let subgroups = (256 / sg).clamp(1, 8).min(ctx.caps.max_workgroup / sg).min(total).max(1);
+    let subgroups = ctx.subgroups().min(total);
     let name = format!("rope_append_{total}x{head_dim}");
     let grid = [total.div_ceil(subgroups), ctx.bucket.tokens, 1];
     Ok(single(name, subgroups * sg, sg, grid, |b, args| {
@@ -147,11 +134,7 @@ impl<'b> PartArgs<'b> {
             from: args.read("x", Operand::Value(p.from)),
             norm: p.norm.map(|(w, _)| args.read("head_norm", Operand::Weight(w))),
             turns: p.rope.map(|(_, r)| args.read("turns", Operand::Input(Input::Rope(r)))),
-            dest: match p.dest {
-                Dest::Q(q) => args.write("q", Operand::Value(q)),
-                Dest::K => args.write("k_cache", Operand::KvK(layer)),
-                Dest::V => args.write("v_cache", Operand::KvV(layer)),
-            },
+            dest: p.dest.declare(args, layer),
         }
     }
 }

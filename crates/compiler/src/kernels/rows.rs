@@ -1,6 +1,6 @@
 //! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
 
-use super::args::single;
+use super::args::{Args, single};
 use super::dot;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -52,10 +52,8 @@ fn match_embed_scaled(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 /// Lanes of a workgroup for `items` independent items.
-fn workgroup(ctx: &Ctx<'_>, items: u32) -> u32 {
-    let sg = ctx.caps.subgroup_size;
-    let most = (256 / sg * sg).max(sg).min(ctx.caps.max_workgroup / sg * sg);
-    items.next_multiple_of(sg).min(most)
+pub(super) fn workgroup(ctx: &Ctx<'_>, items: u32) -> u32 {
+    items.next_multiple_of(ctx.caps.subgroup_size).min(ctx.lanes(256))
 }
 
 /// Runs `body(i)` for i in 0..items, spread over the lanes of a workgroup.
@@ -177,7 +175,7 @@ fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileErro
 }
 
 /// Sum over all lanes of the workgroup, the same in all of them.
-fn workgroup_sum<'b>(b: &'b Builder, value: Val<'b>, subgroups: u32) -> Val<'b> {
+pub(super) fn workgroup_sum<'b>(b: &'b Builder, value: Val<'b>, subgroups: u32) -> Val<'b> {
     let own = value.subgroup_add();
     if subgroups == 1 {
         return own;
@@ -231,6 +229,48 @@ fn emit_rope(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             });
         }
     }))
+}
+
+/// The cache append that a region ends in or holds, and the queries of its attention if the region computes those too.
+pub(super) struct Append {
+    pub(super) k: NodeId,
+    pub(super) v: NodeId,
+    pub(super) layer: u32,
+    pub(super) q: Option<NodeId>,
+}
+
+impl Append {
+    /// Of a region whose pattern is anchored at an append.
+    pub(super) fn of(ctx: &Ctx<'_>, region: &Region) -> Append {
+        let found = region.nodes.iter().find_map(|n| match *ctx.graph.op(*n) {
+            Op::KvAppend { k, v, layer } => Some((*n, k, v, layer)),
+            _ => None,
+        });
+        let (append, k, v, layer) = found.expect("the pattern's anchor");
+        let q = ctx.graph.ids().find_map(|n| match *ctx.graph.op(n) {
+            Op::Attention { q, append: a, .. } if a == append && region.nodes.contains(&q) => Some(q),
+            _ => None,
+        });
+        Append { k, v, layer, q }
+    }
+}
+
+/// Where a head goes.
+#[derive(Clone, Copy)]
+pub(super) enum Dest {
+    Q(NodeId),
+    K,
+    V,
+}
+
+impl Dest {
+    pub(super) fn declare<'b>(self, args: &Args<'b>, layer: u32) -> Val<'b> {
+        match self {
+            Dest::Q(q) => args.write("q", Operand::Value(q)),
+            Dest::K => args.write("k_cache", Operand::KvK(layer)),
+            Dest::V => args.write("v_cache", Operand::KvV(layer)),
+        }
+    }
 }
 
 /// Byte offset of element `e` of head `head` at KV slot `slot` within a layer's K or V area.

@@ -59,7 +59,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
 
 fn pass(ctx: &Ctx<'_>, rows: u32, p: &Pass) -> LaunchSketch {
     let sg = ctx.caps.subgroup_size;
-    let lanes = (256 / sg * sg).max(sg).min(ctx.caps.max_workgroup / sg * sg);
+    let lanes = ctx.lanes(256);
     let blocks = p.n.div_ceil(BLOCK);
     launch(format!("top_{}_of_{}", p.k, p.n), lanes, sg, [blocks, rows, 1], |b, args| {
         let (x, y) = (args.read("x", p.from), args.write("y", p.to));

@@ -278,6 +278,24 @@ impl Op {
             Op::Attention { q, append, .. } => vec![q, append],
         }
     }
+    /// Its name, as in the graph's text form.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::SelectRows { .. } => "select_rows",
+            Op::Scale { .. } => "scale",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::MatMul { .. } => "matmul",
+            Op::Bias { .. } => "bias",
+            Op::Add { .. } => "add",
+            Op::Glu { .. } => "glu",
+            Op::Rope { .. } => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+            Op::Argmax { .. } => "argmax",
+            Op::TopK { .. } => "top_k",
+        }
+    }
     /// The weight it reads, if any.
     pub fn weight(&self) -> Option<WeightId> {
         match *self {

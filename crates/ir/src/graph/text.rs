@@ -33,32 +33,28 @@ impl Display for Graph {
 
 impl Graph {
     fn write_op(&self, f: &mut Formatter<'_>, op: &Op) -> Result {
+        write!(f, "{}", op.name())?;
         match op {
-            Op::Embed { .. } => write!(f, "embed")?,
-            Op::SelectRows { x } => write!(f, "select_rows %{}", x.0)?,
-            Op::Scale { x, factor } => write!(f, "scale %{} by {factor}", x.0)?,
-            Op::RmsNorm { x, eps, group, .. } => write!(f, "rms_norm %{} groups of {group}, eps {eps}", x.0)?,
-            Op::MatMul { x, .. } => write!(f, "matmul %{}", x.0)?,
-            Op::Bias { x, .. } => write!(f, "bias %{}", x.0)?,
-            Op::Add { a, b } => write!(f, "add %{} %{}", a.0, b.0)?,
-            Op::Glu { gate, up, act } => write!(f, "glu {act:?} gate %{} up %{}", gate.0, up.0)?,
-            Op::Rope { x, head_dim, pairing, rope } => {
-                write!(f, "rope %{} heads of {head_dim}, {pairing:?}, rope{}", x.0, rope.0)?;
+            Op::Embed { .. } => {}
+            Op::SelectRows { x } | Op::MatMul { x, .. } | Op::Bias { x, .. } | Op::Argmax { x } => {
+                write!(f, " %{}", x.0)?
             }
-            Op::KvAppend { k, v, layer } => write!(f, "kv_append k %{} v %{} kv layer {layer}", k.0, v.0)?,
+            Op::Scale { x, factor } => write!(f, " %{} by {factor}", x.0)?,
+            Op::RmsNorm { x, eps, group, .. } => write!(f, " %{} groups of {group}, eps {eps}", x.0)?,
+            Op::Add { a, b } => write!(f, " %{} %{}", a.0, b.0)?,
+            Op::Glu { gate, up, act } => write!(f, " {act:?} gate %{} up %{}", gate.0, up.0)?,
+            Op::Rope { x, head_dim, pairing, rope } => {
+                write!(f, " %{} heads of {head_dim}, {pairing:?}, rope{}", x.0, rope.0)?;
+            }
+            Op::KvAppend { k, v, layer } => write!(f, " k %{} v %{} kv layer {layer}", k.0, v.0)?,
             Op::Attention { q, append, spec } => {
                 let (h, kv, d) = (spec.heads, spec.kv_heads, spec.head_dim);
-                write!(
-                    f,
-                    "attention q %{} after %{}: {h} heads, {kv} kv, dim {d}, scale {}",
-                    q.0, append.0, spec.scale
-                )?;
+                write!(f, " q %{} after %{}: {h} heads, {kv} kv, dim {d}, scale {}", q.0, append.0, spec.scale)?;
                 if let Some(w) = spec.window {
                     write!(f, ", window {w}")?;
                 }
             }
-            Op::Argmax { x } => write!(f, "argmax %{}", x.0)?,
-            Op::TopK { x, k } => write!(f, "top_k %{}: {k}", x.0)?,
+            Op::TopK { x, k } => write!(f, " %{}: {k}", x.0)?,
         }
         if let Some(w) = op.weight() {
             let w = self.weight_of(w);
