@@ -32,16 +32,12 @@ pub struct Caps {
     pub native: bool,
     /// Subgroup size kernels are made for (one that can be required).
     pub subgroup_size: u32,
-    /// Other sizes that can be required, smallest first (contains `subgroup_size`).
-    pub subgroup_sizes: Vec<u32>,
     /// Most lanes per workgroup.
     pub max_workgroup: u32,
     /// Most bytes of workgroup memory.
     pub max_shared_bytes: u32,
     /// Most tiles per grid axis.
     pub max_grid: [u32; 3],
-    /// Four-way byte dot products are faster than their expansion.
-    pub fast_dot4: bool,
     /// Cooperative-matrix shapes, subgroup scope.
     pub matrices: Vec<MatrixShape>,
     /// Workgroups of 256 lanes that fill the device once (compute units × a few); sizes grids and splits.
@@ -54,15 +50,14 @@ impl Caps {
         Caps {
             native: true,
             subgroup_size: 1,
-            subgroup_sizes: vec![1],
             max_workgroup: 1,
             max_shared_bytes: 0,
             max_grid: [1; 3],
-            fast_dot4: false,
             matrices: vec![],
             parallel_tiles: 1,
         }
     }
+
     /// The three matrix types of a shape.
     pub fn matrix_types(shape: MatrixShape) -> [MatrixType; 3] {
         use crate::kernel::MatrixUse::{A, Acc, B};
@@ -80,8 +75,7 @@ pub trait WeightSource: Sync {
     /// The bytes of a weight in the file's layout, if they are at hand (mapped); devices copy them in pieces.
     /// `None`: the weight is synthetic, see [`WeightSource::synthetic`].
     fn bytes(&self, weight: WeightId) -> Option<&[u8]>;
-    /// For weights without bytes: the seed from which a device makes the tensor with
-    /// [`crate::synthetic::kernel`] (or [`crate::synthetic::Recipe`] on the host).
+    /// For weights without bytes: the seed from which a device makes the tensor, as [`crate::synthetic`] defines it.
     fn synthetic(&self, weight: WeightId) -> Option<u64> {
         let _ = weight;
         None
@@ -178,9 +172,8 @@ pub trait Device: Send {
     fn memory(&self) -> MemoryInfo;
 
     /// Takes in a model: all weights of `graph` in the device's layout, and the KV pool. Replaces an earlier model
-    /// and its programs. Devices that run kernels upload the file's bytes in pieces and rearrange them with the
-    /// kernels of [`crate::quant::repack`] (formats that keep the file's layout are copied as they are; elements
-    /// beyond the last whole device block are padded with zeros).
+    /// and its programs. Devices that run kernels rearrange the file's bytes into planes
+    /// ([`crate::quant::QuantFormat::repack`]); elements beyond the last whole device block are padded with zeros.
     fn load(
         &mut self,
         graph: &Arc<Graph>,

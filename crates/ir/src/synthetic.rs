@@ -20,10 +20,6 @@
 //! tensor, and `at` is an offset in the file's layout: each plane of a format holds whole words of this definition.
 //! What a word becomes is told by the [`Fill`] of its [`Field`].
 
-mod kernel;
-
-pub use kernel::{grid, kernel};
-
 use crate::graph::Weight;
 use crate::quant::QuantFormat;
 use half::{bf16, f16};

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zinc_gguf::Gguf;
 use zinc_ir::device::WeightSource;
-use zinc_ir::graph::{Activation, AttentionSpec, Graph, Op, Rope, WeightId};
-use zinc_ir::plan::rope_partner;
+use zinc_ir::graph::{Activation, AttentionSpec, Graph, Op, Pairing, Rope, WeightId};
 use zinc_ir::synthetic::Recipe;
 use zinc_models::{GgufWeights, open, synthetic};
 
@@ -71,8 +70,7 @@ impl Evaluator<'_> {
                 Op::Glu { gate, up, act } => of(gate).zip(of(up), |g, u| activate(act, g) * u),
                 Op::Rope { x, head_dim, pairing, rope } => {
                     let table = &self.graph.ropes()[rope.index()];
-                    let partner = |i: usize| rope_partner(pairing, table.inv_freq.len() as u32, i as u32);
-                    rotate(of(x), head_dim as usize, table, partner)
+                    rotate(of(x), head_dim as usize, table, pairing)
                 }
                 Op::KvAppend { .. } => Matrix::default(),
                 Op::Attention { q, append, spec } => {
@@ -110,22 +108,20 @@ fn activate(act: Activation, x: f64) -> f64 {
     }
 }
 
-fn rotate(x: &Matrix, head_dim: usize, table: &Rope, partner: impl Fn(usize) -> (u32, bool)) -> Matrix {
+fn rotate(x: &Matrix, head_dim: usize, table: &Rope, pairing: Pairing) -> Matrix {
     let mut out = x.clone();
-    let heads = x.cols / head_dim;
+    let (heads, pairs, m) = (x.cols / head_dim, table.inv_freq.len(), table.magnitude as f64);
     for (h, (new, old)) in out.data.chunks_exact_mut(head_dim).zip(x.data.chunks_exact(head_dim)).enumerate() {
         let position = (h / heads) as f64;
-        let mut pair = 0;
-        for i in 0..2 * table.inv_freq.len() {
-            let (other, first) = partner(i);
-            if !first {
-                continue;
-            }
-            let (sin, cos) = (position * table.inv_freq[pair] as f64).sin_cos();
-            let (a, b, m) = (old[i], old[other as usize], table.magnitude as f64);
+        for (pair, frequency) in table.inv_freq.iter().enumerate() {
+            let (i, other) = match pairing {
+                Pairing::Adjacent => (2 * pair, 2 * pair + 1),
+                Pairing::Halves => (pair, pair + pairs),
+            };
+            let (sin, cos) = (position * *frequency as f64).sin_cos();
+            let (a, b) = (old[i], old[other]);
             new[i] = (a * cos - b * sin) * m;
-            new[other as usize] = (a * sin + b * cos) * m;
-            pair += 1;
+            new[other] = (a * sin + b * cos) * m;
         }
     }
     out

@@ -26,9 +26,6 @@ pub use require::{MatrixShape, PushLayout, Requirements, push_layout, requiremen
 
 use zinc_ir::kernel::{Kernel, Type, Value};
 
-/// Changes whenever the words for some kernel change: part of the key of every cache of compiled kernels.
-pub const EMITTER_VERSION: u32 = 1;
-
 /// Floating-point execution modes that a device may or may not have (VkPhysicalDeviceVulkan12Properties).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct FloatModes {

@@ -24,7 +24,6 @@ mod stream;
 mod strings;
 mod synthetic;
 mod template;
-
 mod tokenizer;
 mod vocabulary;
 
@@ -34,6 +33,5 @@ pub use gguf_spec::chat_template_source;
 pub use spec::{TokenKind, TokenizerSpec};
 pub use stop::{StopError, StopMatcher, Stopped};
 pub use stream::{StreamDecoder, TextStart};
-
 pub use template::{ChatTemplate, TemplateError, TemplateInput};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -277,11 +277,6 @@ impl Tokenizer {
         self.add_bos
     }
 
-    /// Whether a text ends with EOS in this vocabulary.
-    pub fn adds_eos(&self) -> bool {
-        self.add_eos
-    }
-
     /// Whether generation ends with this token: EOS, EOT, EOM and their like.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.vocabulary.ends().contains(&id)

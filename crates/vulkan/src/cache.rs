@@ -51,7 +51,6 @@ impl KernelCache {
         let mut hash = Sha256::new();
         hash.update(self.device);
         hash.update(subgroup_size.to_le_bytes());
-        hash.update(zinc_spirv::EMITTER_VERSION.to_le_bytes());
         for word in words {
             hash.update(word.to_le_bytes());
         }

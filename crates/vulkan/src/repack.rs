@@ -37,3 +37,31 @@ pub(crate) fn granule(block_bytes: u32, plane: Plane) -> u32 {
     let all = block_bytes | plane.offset | plane.bytes;
     1 << all.trailing_zeros().min(2)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
+    use zinc_ir::quant::FORMATS;
+
+    #[test]
+    fn planes_are_those_of_the_plain_repack() {
+        for format in FORMATS.iter().filter(|f| !f.keeps_file_layout()) {
+            let (blocks, block_bytes, lanes) = (37, format.device_block_bytes(), 64);
+            let bytes: Vec<u8> = (0..blocks * block_bytes).map(|i| (i * 7 + i / 256) as u8).collect();
+            let expected = format.repack(&bytes);
+            let (starts, total) = format.plane_offsets(blocks as u64);
+            let mut memory = Memory::new();
+            let from = memory.bind("file", bytes, Access::Read);
+            let to = memory.bind("planes", vec![0; total as usize], Access::ReadWrite);
+            for (plane, start) in format.planes.iter().zip(starts) {
+                let kernel = repack(block_bytes, *plane, lanes, 32);
+                let count = blocks * plane.bytes / granule(block_bytes, *plane);
+                let args = [from, to + start, count as u64];
+                run(&kernel, &args, [count.div_ceil(lanes), 1, 1], &mut memory, &Options::default())
+                    .unwrap_or_else(|fault| panic!("{}: {fault}", format.name));
+            }
+            assert!(memory.bytes(to) == Some(&expected[..]), "{}", format.name);
+        }
+    }
+}

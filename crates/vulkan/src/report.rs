@@ -105,14 +105,12 @@ pub struct DeviceReport {
 }
 
 /// Extensions that are used where they exist.
-pub(crate) const OPTIONAL: [&CStr; 7] = [
+const OPTIONAL: [&CStr; 5] = [
     ash::ext::memory_budget::NAME,
     ash::khr::cooperative_matrix::NAME,
     ash::khr::pipeline_executable_properties::NAME,
     ash::amd::shader_core_properties::NAME,
     ash::nv::shader_sm_builtins::NAME,
-    ash::ext::memory_priority::NAME,
-    ash::ext::device_fault::NAME,
 ];
 
 /// Every physical device on this machine. An error says that there is no Vulkan at all, and why.
@@ -125,8 +123,6 @@ pub fn list_devices() -> Result<Vec<DeviceReport>, VulkanError> {
 impl DeviceReport {
     /// Abilities as the compiler sees them, for kernels of `subgroup_size` lanes per subgroup.
     pub fn caps(&self, subgroup_size: u32) -> Caps {
-        let (min, max) = self.subgroup_range;
-        let sizes: Vec<u32> = (0..8).map(|i| 1 << i).filter(|s| (min..=max).contains(s)).collect();
         let parallel = match (self.device_type, self.compute_units) {
             (DeviceType::Software, _) => std::thread::available_parallelism().map_or(4, |n| n.get() as u32) * 4,
             // Eight workgroups of 256 lanes fill one compute unit or multiprocessor.
@@ -137,12 +133,10 @@ impl DeviceReport {
         Caps {
             native: false,
             subgroup_size,
-            subgroup_sizes: sizes,
             // lavapipe with subgroups of 4 has 128 lanes, not 1024: the number of subgroups is limited too.
             max_workgroup: self.max_workgroup.min(self.max_subgroups.saturating_mul(subgroup_size)),
             max_shared_bytes: self.shared_bytes,
             max_grid: self.max_grid,
-            fast_dot4: self.dot4_accelerated.0 && self.dot4_accelerated.1,
             matrices: self.matrices.clone(),
             parallel_tiles: parallel,
         }

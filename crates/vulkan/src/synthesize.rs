@@ -91,15 +91,34 @@ fn store<'b>(b: &'b Builder, to: Val<'b>, at: Val<'b>, word: Val<'b>, bytes: u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
     use zinc_ir::quant::FORMATS;
     use zinc_ir::synthetic::Recipe;
 
+    /// In two launches, the second of which starts at a later block.
     #[test]
-    fn every_field_of_every_format_lies_in_one_plane() {
+    fn kernels_make_the_defined_bytes() {
         for format in FORMATS {
-            for field in &Recipe::matrix(format, 4096).fields {
-                assert!(plane_of(format.planes, field).is_some(), "{} {field:?}", format.name);
+            let (blocks, seed, lanes) = (21, 0x1234_5678_9abc_def0_u64, 32);
+            let recipe = Recipe::matrix(format, 4096);
+            let mut bytes = vec![0; (blocks * format.device_block_bytes()) as usize];
+            recipe.fill(seed, 0, &mut bytes);
+            let expected = format.repack(&bytes);
+            let (starts, total) = format.plane_offsets(blocks as u64);
+            let mut memory = Memory::new();
+            let to = memory.bind("planes", vec![0; total as usize], Access::ReadWrite);
+            for field in &recipe.fields {
+                let (plane, p) = plane_of(format.planes, field).expect("no field crosses planes");
+                let kernel = synthesize(field, p, lanes, 16);
+                for (first, count) in [(0, 8), (8, blocks - 8)] {
+                    let address = to + starts[plane] + (first * p.bytes) as u64;
+                    let items = count * items_per_block(field);
+                    let args = [address, items as u64, first as u64, seed & 0xffff_ffff, seed >> 32];
+                    run(&kernel, &args, [items.div_ceil(lanes), 1, 1], &mut memory, &Options::default())
+                        .unwrap_or_else(|fault| panic!("{}: {fault}", format.name));
+                }
             }
+            assert!(memory.bytes(to) == Some(&expected[..]), "{}", format.name);
         }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) struct ModelArgs {
     pub(crate) layers: Option<u32>,
 }
 
-/// Precision of matrix-product inputs.
+/// How far inputs of matrix products may be rounded.
 #[derive(Clone, Copy, ValueEnum, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// 32-bit floats
@@ -145,7 +145,7 @@ pub(crate) struct ComputeArgs {
     /// Element type of cached values; must be that of the keys
     #[arg(long, value_name = "TYPE")]
     pub(crate) cache_type_v: Option<CacheType>,
-    /// Precision of matrix-product inputs. Default: q8 on the CPU, f16 on Vulkan
+    /// How far inputs of matrix products may be rounded. Default: q8 on the CPU, f16 on Vulkan
     #[arg(long, value_name = "PRECISION")]
     pub(crate) act: Option<Act>,
     /// Neither read nor write compiled kernels on disk

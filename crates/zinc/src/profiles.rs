@@ -34,11 +34,9 @@ fn plain() -> Caps {
     Caps {
         native: false,
         subgroup_size: 32,
-        subgroup_sizes: vec![32],
         max_workgroup: 1024,
         max_shared_bytes: 32 << 10,
         max_grid: [65535; 3],
-        fast_dot4: false,
         matrices: vec![],
         parallel_tiles: 256,
     }
@@ -51,11 +49,11 @@ fn squares(n: u8) -> Vec<MatrixShape> {
 }
 
 fn lavapipe() -> Caps {
-    Caps { subgroup_size: 8, subgroup_sizes: vec![8], matrices: squares(8), parallel_tiles: 16, ..plain() }
+    Caps { subgroup_size: 8, matrices: squares(8), parallel_tiles: 16, ..plain() }
 }
 
 fn rdna2() -> Caps {
-    Caps { subgroup_sizes: vec![32, 64], fast_dot4: true, max_shared_bytes: 64 << 10, ..plain() }
+    Caps { max_shared_bytes: 64 << 10, ..plain() }
 }
 
 fn rdna3() -> Caps {
@@ -64,5 +62,5 @@ fn rdna3() -> Caps {
 
 fn hopper() -> Caps {
     let (max_shared_bytes, max_grid) = (48 << 10, [i32::MAX as u32, 65535, 65535]);
-    Caps { fast_dot4: true, matrices: squares(16), max_shared_bytes, max_grid, parallel_tiles: 132 * 8, ..plain() }
+    Caps { matrices: squares(16), max_shared_bytes, max_grid, parallel_tiles: 132 * 8, ..plain() }
 }

@@ -19,11 +19,9 @@ pub fn gpu_caps(subgroup_size: u32) -> Caps {
     Caps {
         native: false,
         subgroup_size,
-        subgroup_sizes: vec![subgroup_size],
         max_workgroup: 1024,
         max_shared_bytes: 32 << 10,
         max_grid: [65535; 3],
-        fast_dot4: true,
         matrices: vec![MatrixShape { m: side, n: side, k: side, input: Scalar::F16, acc: Scalar::F32 }],
         parallel_tiles: 16,
     }

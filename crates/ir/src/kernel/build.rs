@@ -453,10 +453,6 @@ impl<'b> Val<'b> {
     pub fn ty(self) -> Type {
         self.b.ty(self.v)
     }
-    /// Its value when it is a U32 constant.
-    pub fn as_u32(self) -> Option<u32> {
-        self.b.const_bits(self.v).map(|bits| bits as u32)
-    }
 
     fn unary(self, op: UnOp) -> Val<'b> {
         self.b.push(Op::Unary(op, self.v), self.ty())

@@ -236,7 +236,7 @@ impl BinOp {
 
 /// Subgroup reductions; the result is the same in all lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
+#[allow(missing_docs)] // The names say it.
 pub enum ReduceOp {
     Add,
     Min,

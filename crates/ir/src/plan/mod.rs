@@ -17,7 +17,7 @@ mod text;
 
 pub use proof::{PlanError, conflict, verify};
 
-use crate::graph::{Graph, NodeId, Pairing, RopeId, WeightId};
+use crate::graph::{Graph, NodeId, RopeId, WeightId};
 use crate::kernel::Kernel;
 use std::sync::Arc;
 
@@ -26,15 +26,17 @@ pub const PAGE_TOKENS: u32 = 32;
 /// "No slot": a row whose K and V are not kept (padding).
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Precision of matrix-product inputs (activations); products accumulate in F32 or, for `Q8`, exactly in integers per
-/// block.
+/// How far inputs of matrix products (activations) may be rounded. A kernel that gains nothing from less precision keeps
+/// more: on GPUs, products of up to 8 rows read F32 inputs for `F16`. Products accumulate in F32 or, for `Q8`, exactly in
+/// integers per block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ActPrecision {
     /// 32-bit floats.
     F32,
     /// Rounded to halves.
     F16,
-    /// Blocks of 32 signed bytes with one scale; float weights use F16 inputs instead.
+    /// Blocks of 32 signed bytes with one scale; products with float weights, and a GPU's with more than 8 rows, do not
+    /// go below halves.
     Q8,
 }
 
@@ -472,9 +474,6 @@ impl Plan {
     pub fn barriers(&self) -> usize {
         self.entries.iter().filter(|e| matches!(e, Entry::Barrier)).count()
     }
-}
-
-impl Plan {
     /// Size of a buffer in the device layout.
     pub fn buffer_bytes(&self, buffer: Buffer) -> u64 {
         match buffer {
@@ -492,13 +491,4 @@ pub fn weight_bytes(graph: &Graph, w: WeightId) -> u64 {
     let weight = graph.weight_of(w);
     let elems = weight.rows as u64 * weight.cols as u64;
     weight.format.plane_offsets(elems.div_ceil(weight.format.device_block() as u64)).1
-}
-
-/// Which element of a head is paired with element `i` (and whether `i` is the first of the pair), for devices.
-pub fn rope_partner(pairing: Pairing, pairs: u32, i: u32) -> (u32, bool) {
-    match pairing {
-        Pairing::Adjacent => (i ^ 1, i & 1 == 0),
-        Pairing::Halves if i < pairs => (i + pairs, true),
-        Pairing::Halves => (i - pairs, false),
-    }
 }

@@ -25,7 +25,6 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
-pub mod repack;
 
 use crate::kernel::{Builder, Scalar, Type, Val};
 
@@ -137,7 +136,7 @@ impl QuantFormat {
         }
     }
 
-    /// Rearranges a tensor from the file's layout into planes: what the GPU's repack kernel does, in plain Rust.
+    /// Rearranges a tensor from the file's layout into planes: what repacking kernels do on a GPU, in plain Rust.
     pub fn repack(&self, bytes: &[u8]) -> Vec<u8> {
         let block_bytes = self.device_block_bytes() as usize;
         let blocks = bytes.len() / block_bytes;

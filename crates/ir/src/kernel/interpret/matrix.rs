@@ -157,8 +157,8 @@ fn convert(from: Scalar, to: Scalar, a: &[u64]) -> Vec<u64> {
     a.iter().map(|x| of_number(to, number(from, *x))).collect()
 }
 
-/// Calls `f(line, first, step, count)` for each line that is contiguous in memory: element `i` of the line is
-/// element `first + i * step` of the matrix.
+/// `(line, first, step, count)` of each line that is contiguous in memory: element `i` of the line is element
+/// `first + i * step` of the matrix.
 fn lines(m: MatrixType, column_major: bool) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let (rows, cols) = (m.rows as usize, m.cols as usize);
     let count = if column_major { cols } else { rows };

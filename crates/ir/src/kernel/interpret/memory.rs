@@ -134,7 +134,7 @@ impl Memory {
         Err(FaultKind::OutOfBounds { address, bytes, nearest })
     }
 
-    /// Reads little-endian elements of `size` bytes each.
+    /// The bytes to read, all of them written before.
     pub(super) fn read(&self, at: (usize, usize), bytes: usize) -> Result<&[u8], FaultKind> {
         let range = &self.ranges[at.0];
         if let Some(written) = &range.written

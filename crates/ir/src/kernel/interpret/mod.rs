@@ -11,8 +11,9 @@
 //! (barriers), not by when they happened.
 //!
 //! Numbers: F32 operations are Rust's (denormals are kept); F16 operations round once; `min` and `max` return the
-//! other operand for NaN; comparisons with NaN are false except `ne`; I32 division truncates. Reductions add in lane order, matrices multiply and accumulate in f32 in order of k with one
-//! final rounding for F16 accumulators; a device may use another order.
+//! other operand for NaN; comparisons with NaN are false except `ne`; I32 division truncates. Reductions add in lane
+//! order, matrices multiply and accumulate in f32 in order of k with one final rounding for F16 accumulators; a device
+//! may use another order.
 //!
 //! Limit: atomics order nothing here. A kernel whose tiles hand data to each other through a flag is reported as a
 //! race although a device would run it.
