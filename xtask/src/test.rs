@@ -9,7 +9,7 @@
 //! `not run: REASON` and returns; it counts as skipped here, not as passed.
 
 use crate::drivers::Driver;
-use crate::process::{at, cargo, run, shared_fixtures, step, test_folder, workspace};
+use crate::process::{at, cargo, run, shared_fixtures, step, test_folder};
 use crate::setup;
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,8 +25,6 @@ struct Job {
     driver: Option<&'static str>,
     /// What cargo is to test.
     targets: &'static [&'static str],
-    /// A file without which the row has nothing to run yet; empty: always runs.
-    needs: &'static str,
 }
 
 const VULKAN: &[&str] = &[
@@ -45,22 +43,18 @@ const INSTRUMENTED: &[&str] = &["--package", "zinc-vulkan", "--tests"];
 const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real"];
 const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
 
-const VULKAN_TESTS: &str = "crates/vulkan/tests";
-const MODEL_TESTS: &str = "crates/zinc/tests/real.rs";
-const RADV_TESTS: &str = "tests/conformance/tests/radv.rs";
-
 #[rustfmt::skip]
 const JOBS: &[Job] = &[
-    Job { name: "host", driver: None, targets: &["--workspace"], needs: "" },
-    Job { name: "vulkan, subgroups of 4", driver: Some("lavapipe-validated:128"), targets: VULKAN, needs: VULKAN_TESTS },
-    Job { name: "vulkan, subgroups of 8", driver: Some("lavapipe-validated:256"), targets: VULKAN, needs: VULKAN_TESTS },
-    Job { name: "vulkan, subgroups of 16", driver: Some("lavapipe-validated:512"), targets: VULKAN, needs: VULKAN_TESTS },
-    Job { name: "vulkan, shaders instrumented", driver: Some("lavapipe-gpu-assisted"), targets: INSTRUMENTED, needs: VULKAN_TESTS },
-    Job { name: "models on vulkan", driver: Some("lavapipe-validated"), targets: MODELS_ON_VULKAN, needs: MODEL_TESTS },
+    Job { name: "host", driver: None, targets: &["--workspace"] },
+    Job { name: "vulkan, subgroups of 4", driver: Some("lavapipe-validated:128"), targets: VULKAN },
+    Job { name: "vulkan, subgroups of 8", driver: Some("lavapipe-validated:256"), targets: VULKAN },
+    Job { name: "vulkan, subgroups of 16", driver: Some("lavapipe-validated:512"), targets: VULKAN },
+    Job { name: "vulkan, shaders instrumented", driver: Some("lavapipe-gpu-assisted"), targets: INSTRUMENTED },
+    Job { name: "models on vulkan", driver: Some("lavapipe-validated"), targets: MODELS_ON_VULKAN },
     // One process per family: Mesa reads the family once.
-    Job { name: "compile for navi33", driver: Some("radv:navi33"), targets: RADV, needs: RADV_TESTS },
-    Job { name: "compile for navi31", driver: Some("radv:navi31"), targets: RADV, needs: RADV_TESTS },
-    Job { name: "compile for gfx1201", driver: Some("radv:gfx1201"), targets: RADV, needs: RADV_TESTS },
+    Job { name: "compile for navi33", driver: Some("radv:navi33"), targets: RADV },
+    Job { name: "compile for navi31", driver: Some("radv:navi31"), targets: RADV },
+    Job { name: "compile for gfx1201", driver: Some("radv:gfx1201"), targets: RADV },
 ];
 
 /// Optimised, because tests run real models.
@@ -140,9 +134,6 @@ fn report_missing(missing: &setup::Missing, total: &mut Tally) {
 
 fn run_job(job: &Job) -> Result<Tally, String> {
     println!("\n== {} ({})", job.name, job.driver.unwrap_or("no driver set"));
-    if !job.needs.is_empty() && !workspace().join(job.needs).exists() {
-        return Ok(Tally::skip(format!("{}: {} does not exist", job.name, job.needs)));
-    }
     let mut words: Vec<String> = vec!["test".into()];
     words.extend(PROFILE.iter().chain(job.targets).map(ToString::to_string));
     words.extend(["--no-fail-fast", "--", "--show-output"].map(String::from));

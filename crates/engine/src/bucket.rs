@@ -14,22 +14,22 @@ const LEAST_CONTEXT: u32 = 256;
 
 /// The largest sizes; buckets never exceed them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Token rows of a step.
-    pub rows: u32,
+    pub(crate) rows: u32,
     /// Output rows of a step.
-    pub outputs: u32,
+    pub(crate) outputs: u32,
     /// Sequences of a step.
-    pub sequences: u32,
+    pub(crate) sequences: u32,
     /// Tokens of a sequence.
-    pub context: u32,
+    pub(crate) context: u32,
     /// Best logits that the device is asked for in place of all; 0: it is always asked for all.
-    pub candidates: u32,
+    pub(crate) candidates: u32,
 }
 
 impl Limits {
     /// The bucket for a step of these sizes, each within its limit.
-    pub fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
+    pub(crate) fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
         let power = |n: u32, limit: u32| if n == 0 { 0 } else { n.next_power_of_two().min(limit) };
         let mut reach = LEAST_CONTEXT;
         while reach < context {

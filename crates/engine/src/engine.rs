@@ -184,11 +184,6 @@ impl Engine {
         self.device.as_ref()
     }
 
-    /// All programs so far, in no order.
-    pub fn programs(&self) -> impl Iterator<Item = &Program> {
-        self.programs.values()
-    }
-
     /// Is nothing left to do?
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()

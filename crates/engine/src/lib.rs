@@ -18,10 +18,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 
-pub use bucket::Limits;
 pub use engine::{Engine, EngineError, Options, Program};
-pub use pool::{KvPool, Page};
 pub use random::Random;
-pub use sampler::{Sampler, Sampling, SamplingError, argmax};
-pub use scheduler::{Batch, Scheduler};
+pub use sampler::{Sampling, SamplingError, argmax};
 pub use sequence::{Event, Finish, Request, SequenceId};

@@ -12,50 +12,50 @@ use zinc_ir::plan::PAGE_TOKENS;
 /// One reference to one page of the pool.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a dropped handle is a lost page: give it back with KvPool::release"]
-pub struct Page(u32);
+pub(crate) struct Page(u32);
 
 impl Page {
     /// The page's number in the device's pool.
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.0
     }
 }
 
 /// Reference counts of all pages and the list of free ones. Memory itself lives on the device.
 #[derive(Debug)]
-pub struct KvPool {
+pub(crate) struct KvPool {
     counts: Vec<u32>,
     free: Vec<u32>,
 }
 
 impl KvPool {
     /// A pool of `pages` free pages of [`PAGE_TOKENS`] tokens.
-    pub fn new(pages: u32) -> KvPool {
+    pub(crate) fn new(pages: u32) -> KvPool {
         KvPool { counts: vec![0; pages as usize], free: (0..pages).rev().collect() }
     }
 
     /// Pages that hold `tokens` tokens.
-    pub fn pages_for(tokens: usize) -> usize {
+    pub(crate) fn pages_for(tokens: usize) -> usize {
         tokens.div_ceil(PAGE_TOKENS as usize)
     }
 
     /// All pages, free or not.
-    pub fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         self.counts.len()
     }
 
     /// Free pages.
-    pub fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
     /// How many handles of a page there are.
-    pub fn owners(&self, page: &Page) -> u32 {
+    pub(crate) fn owners(&self, page: &Page) -> u32 {
         self.counts[page.0 as usize]
     }
 
     /// Takes a free page; its content is undefined. `None` when all are in use.
-    pub fn alloc(&mut self) -> Option<Page> {
+    pub(crate) fn alloc(&mut self) -> Option<Page> {
         let number = self.free.pop()?;
         debug_assert_eq!(self.counts[number as usize], 0);
         self.counts[number as usize] = 1;
@@ -63,13 +63,13 @@ impl KvPool {
     }
 
     /// A second owner of a page whose content both only read.
-    pub fn share(&mut self, page: &Page) -> Page {
+    pub(crate) fn share(&mut self, page: &Page) -> Page {
         self.counts[page.0 as usize] += 1;
         Page(page.0)
     }
 
     /// Gives a handle back; the last one frees the page.
-    pub fn release(&mut self, page: Page) {
+    pub(crate) fn release(&mut self, page: Page) {
         let count = &mut self.counts[page.0 as usize];
         debug_assert!(*count > 0, "page {} released without an owner", page.0);
         *count -= 1;

@@ -1,7 +1,7 @@
 //! The sampler: one row of logits becomes one token.
 //!
 //! ```text
-//! logits ─penalties─► ─top-k─► ─typical─► ─top-p─► ─min-p─► ─temperature─► draw
+//! logits ─penalties─top-k─typical─top-p─min-p─temperature─► draw
 //! ```
 //!
 //! The order and the meaning of each number are llama.cpp's, so that its users' settings carry over. Temperature 0 is
@@ -119,26 +119,26 @@ struct Candidate {
 
 /// Draws tokens for one sequence; holds its random stream.
 #[derive(Clone, Debug)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     sampling: Sampling,
     random: Random,
 }
 
 impl Sampler {
     /// A sampler at the beginning of its stream.
-    pub fn new(sampling: Sampling) -> Sampler {
+    pub(crate) fn new(sampling: Sampling) -> Sampler {
         let random = Random::new(sampling.seed);
         Sampler { sampling, random }
     }
 
     /// The settings.
-    pub fn sampling(&self) -> &Sampling {
+    pub(crate) fn sampling(&self) -> &Sampling {
         &self.sampling
     }
 
     /// Picks the token after `history` (prompt and generated tokens, oldest first) from its logits. `None` if no logit
     /// is a number.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Option<u32> {
+    pub(crate) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Option<u32> {
         let s = &self.sampling;
         if s.is_argmax() {
             return argmax(logits);
@@ -158,7 +158,7 @@ impl Sampler {
 
     /// Picks a token from the best logits, best first, at least as many as [`Sampling::candidates`] says. `None` if none
     /// is a number (devices give `f32::MIN` for those).
-    pub fn sample_best(&mut self, tokens: &[u32], logits: &[f32]) -> Option<u32> {
+    pub(crate) fn sample_best(&mut self, tokens: &[u32], logits: &[f32]) -> Option<u32> {
         let all = tokens.iter().zip(logits).filter(|(_, x)| **x > f32::MIN);
         let all = all.map(|(&token, &logit)| Candidate { token, logit });
         let wanted = if self.sampling.is_argmax() { 1 } else { self.sampling.top_k as usize };

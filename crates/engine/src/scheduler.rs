@@ -22,20 +22,20 @@ use zinc_ir::plan::{Bucket, PAGE_TOKENS, Step, StepOutput, Tail};
 
 /// One step's work; built once, never edited.
 #[derive(Clone, Debug)]
-pub struct Batch {
+pub(crate) struct Batch {
     /// Inputs for the device.
-    pub step: Step,
+    pub(crate) step: Step,
     /// The plan sizes it needs.
-    pub bucket: Bucket,
+    pub(crate) bucket: Bucket,
     /// Sequences in order of their page-table rows, and how many token rows each has.
-    pub parts: Vec<(SequenceId, u32)>,
+    pub(crate) parts: Vec<(SequenceId, u32)>,
     /// For each output row: its sequence's place in `parts`, and the position of the row's token.
-    pub outputs: Vec<(usize, u32)>,
+    pub(crate) outputs: Vec<(usize, u32)>,
 }
 
 /// Sequences waiting and running.
 #[derive(Debug)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     limits: Limits,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
@@ -45,7 +45,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// An idle scheduler. `limits.outputs` must be at least 1.
-    pub fn new(limits: Limits) -> Scheduler {
+    pub(crate) fn new(limits: Limits) -> Scheduler {
         Scheduler {
             limits,
             waiting: VecDeque::new(),
@@ -61,31 +61,31 @@ impl Scheduler {
     }
 
     /// Is there nothing left to do?
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
     /// How often a sequence had to give its pages back.
-    pub fn preemptions(&self) -> u64 {
+    pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
-    pub fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
+    pub(crate) fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
         self.waiting.retain(|s| s.id != id);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let sequence = self.running.remove(i);
-            self.retire(sequence, pool);
+            self.prefixes.keep(sequence, pool);
         }
     }
 
     /// Forgets the K and V kept from sequences that have ended.
-    pub fn forget_prefixes(&mut self, pool: &mut KvPool) {
+    pub(crate) fn forget_prefixes(&mut self, pool: &mut KvPool) {
         self.prefixes.clear(pool);
     }
 
     /// The next step's work; `None` when there is nothing to do.
-    pub fn next_batch(&mut self, pool: &mut KvPool) -> Option<Batch> {
+    pub(crate) fn next_batch(&mut self, pool: &mut KvPool) -> Option<Batch> {
         self.admit(pool);
         let mut rows_left = self.limits.rows as usize;
         let mut outputs_left = self.limits.outputs as usize;
@@ -193,7 +193,7 @@ impl Scheduler {
     }
 
     /// Takes in what the device computed for a batch: samples, and lets sequences that have ended go.
-    pub fn finish_batch(&mut self, batch: &Batch, output: StepOutput, pool: &mut KvPool) -> Vec<Event> {
+    pub(crate) fn finish_batch(&mut self, batch: &Batch, output: StepOutput, pool: &mut KvPool) -> Vec<Event> {
         let mut events = vec![];
         for (part, &(id, rows)) in batch.parts.iter().enumerate() {
             let Some(i) = self.running.iter().position(|s| s.id == id) else { continue };
@@ -212,16 +212,12 @@ impl Scheduler {
                 if reason == Finish::NoNumbers {
                     release_pages(&mut sequence, pool);
                 }
-                self.retire(sequence, pool);
+                // What it computed stays at hand for a later one that begins the same.
+                self.prefixes.keep(sequence, pool);
                 events.push(Event::Finished { sequence: id, reason });
             }
         }
         events
-    }
-
-    /// Lets a sequence go; what it computed stays at hand for a later one that begins the same.
-    fn retire(&mut self, sequence: Sequence, pool: &mut KvPool) {
-        self.prefixes.keep(sequence, pool);
     }
 }
 

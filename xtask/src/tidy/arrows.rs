@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("models", &["gguf", "ir"]),
     ("text", &["gguf"]),
     ("compiler", &["ir"]),
-    ("engine", &["compiler", "models", "text", "ir", "gguf"]),
+    ("engine", &["compiler", "ir"]),
     ("zinc", &["engine", "compiler", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
 ];
 
