@@ -55,6 +55,9 @@ pub enum CompileError {
     /// The bucket makes no sense: a bug of the caller.
     #[error("bad bucket: {0}")]
     BadBucket(&'static str),
+    /// Regions need each other's values: a bug of a template.
+    #[error("templates have cut the graph into regions that wait for each other, please report this")]
+    Circular,
     /// The finished plan failed its proof: a bug of a template.
     #[error("the plan is unsafe, please report this: {0}")]
     Unsafe(#[from] PlanError),

@@ -120,7 +120,7 @@ fn order(ctx: &Ctx<'_>, regions: Vec<Region>) -> Result<Vec<Region>, CompileErro
             }
         }
         if ordered.len() == before {
-            return Err(CompileError::BadBucket("regions depend on each other in a circle"));
+            return Err(CompileError::Circular);
         }
     }
     Ok(ordered)

@@ -104,11 +104,7 @@ pub(crate) fn positive_table(gguf: &Gguf, expected: &Expected) -> Result<Vec<f32
     let values = gguf.data(info).chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let values: Vec<f32> = values.collect();
     match values.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
-        Some(bad) => Err(ModelError::BadValue {
-            key: expected.name.clone(),
-            value: bad.to_string(),
-            expected: "a table of positive numbers".to_owned(),
-        }),
+        Some(bad) => Err(ModelError::BadTable { name: expected.name.clone(), value: *bad }),
         None => Ok(values),
     }
 }

@@ -40,6 +40,14 @@ pub enum ModelError {
         /// What it must be.
         expected: String,
     },
+    /// A table holds a number that makes no sense.
+    #[error("tensor \"{name}\" holds {value}, but must be a table of positive numbers; the file is damaged")]
+    BadTable {
+        /// Name.
+        name: String,
+        /// The number.
+        value: f32,
+    },
     /// A tensor that every such model has is absent.
     #[error("tensor \"{name}\" is missing, which every {architecture} model has; get or convert the file again")]
     MissingTensor {

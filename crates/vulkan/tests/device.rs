@@ -207,8 +207,7 @@ fn small(device: &mut VulkanDevice, pages: u32) -> Plans {
     let mut graph = Graph::new();
     let table = graph.weight("w.weight", 64, 32, zinc_ir::quant::F32);
     let x = graph.embed(table);
-    let x = graph.kv_append(x, x, 32);
-    let _ = x;
+    graph.kv_append(x, x, 32);
     let graph = Arc::new(graph);
     let kv = Arc::new(KvLayout::new(&graph, KvType::F32, pages));
     device.load(&graph, &kv, &Source(vec![noise(64 * 32 * 4, 9)]), &mut |_| {}).expect("loads");
@@ -223,7 +222,6 @@ fn a_recorded_plan_is_replayed_with_new_inputs() {
     let n = LANES;
     let bytes = n as u64 * 4;
     let bucket_inputs = plans.plan(n, n, vec![], 0, bytes).inputs.span(Input::Tokens);
-    let (a, b) = (span(Buffer::Scratch, 0, bytes), span(Buffer::Scratch, 256, bytes));
     let chain = |scratch_at: u64| {
         let (a, b) = (span(Buffer::Scratch, scratch_at, bytes), span(Buffer::Scratch, scratch_at + 256, bytes));
         vec![
@@ -234,7 +232,6 @@ fn a_recorded_plan_is_replayed_with_new_inputs() {
             launch(0, b, span(Buffer::Output, 0, bytes), 100),
         ]
     };
-    let _ = (a, b);
     let first = device.prepare(&plans.plan(n, n, chain(0), 512, bytes), &mut |_| {}).expect("prepares");
     // A later plan with more scratch moves it: the first must still work.
     let second =

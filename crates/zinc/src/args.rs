@@ -236,7 +236,7 @@ pub(crate) struct TemplateArgs {
     /// Read them from a file
     #[arg(long, value_name = "FILE", conflicts_with = "system_prompt")]
     pub(crate) system_prompt_file: Option<PathBuf>,
-    /// Use this chat template instead of the model's: a name (chatml) or Jinja source
+    /// Use this chat template instead of the model's: a name (chatml, gemma) or Jinja source
     #[arg(long, value_name = "NAME|JINJA")]
     pub(crate) chat_template: Option<String>,
     /// Read the chat template from a file

@@ -29,15 +29,16 @@ impl Machine<'_, '_> {
             }
             Op::Convert(a) => convert(shape(a).scalar, shape(&v).scalar, &matrices[place(a)]),
             Op::MatrixLoad { memory, stride, column_major } => {
-                let m = shape(&v);
-                let mut elements = vec![0; m.rows as usize * m.cols as usize];
-                self.transfer(frame, memory, *stride, *column_major, m, &mut elements, How::Read)?;
+                let ty = shape(&v);
+                let mut elements = vec![0; ty.rows as usize * ty.cols as usize];
+                let load = Transfer { memory, stride: *stride, column_major: *column_major, ty, how: How::Read };
+                self.transfer(frame, &load, &mut elements)?;
                 elements
             }
             Op::MatrixStore { memory, stride, column_major, value } => {
-                let m = shape(value);
-                let elements = &mut matrices[place(value)];
-                return self.transfer(frame, memory, *stride, *column_major, m, elements, How::Write);
+                let ty = shape(value);
+                let store = Transfer { memory, stride: *stride, column_major: *column_major, ty, how: How::Write };
+                return self.transfer(frame, &store, &mut matrices[place(value)]);
             }
             _ => return Ok(()),
         };
@@ -54,67 +55,101 @@ impl Machine<'_, '_> {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn transfer(
-        &mut self,
-        frame: &Frame,
-        memory: &MatrixMemory,
-        stride: Value,
-        column_major: bool,
-        m: MatrixType,
-        elements: &mut [u64],
-        how: How,
-    ) -> Result<(), Stop> {
-        let fail = |kind| frame.stop(0, kind);
-        let stride = self.uniform(frame, stride, "stride")?;
+    /// Moves all elements of a matrix between memory and `elements`.
+    fn transfer(&mut self, frame: &Frame, t: &Transfer<'_>, elements: &mut [u64]) -> Result<(), Stop> {
+        let stride = self.uniform(frame, t.stride, "stride")?;
         let who = Who { lane: Who::UNKNOWN_LANE, ..self.who(frame, 0) };
-        let size = m.scalar.bytes();
-        let line_bytes = if column_major { m.rows } else { m.cols } as u32 * size;
-        // What VK_KHR_cooperative_matrix asks of pointer and stride.
-        let align = if line_bytes.is_power_of_two() { line_bytes.min(16) } else { size };
-        match memory {
+        match t.memory {
             MatrixMemory::Global { base, offset } => {
                 let base = self.uniform(frame, *base, "base")?;
                 let base = base.wrapping_add(self.uniform(frame, *offset, "offset")?);
-                for (line, first, step, count) in lines(m, column_major) {
-                    let address = base.wrapping_add(line * stride * size as u64);
-                    let at = self.locate(address, line_bytes, align).map_err(fail)?;
-                    let line = elements.iter_mut().skip(first).step_by(step).take(count);
-                    if how == How::Write {
-                        let bytes = self.memory.write(at, line_bytes as usize).map_err(fail)?;
-                        bytes.chunks_exact_mut(size as usize).zip(line).for_each(|(b, x)| memory::put(b, *x));
-                        self.touch(at, line_bytes, who, how).map_err(fail)?;
-                    } else {
-                        self.touch(at, line_bytes, who, how).map_err(fail)?;
-                        let bytes = self.memory.read(at, line_bytes as usize).map_err(fail)?;
-                        bytes.chunks_exact(size as usize).zip(line).for_each(|(b, x)| *x = memory::get(b));
-                    }
-                }
+                self.global_lines(t, base, stride, who, elements).map_err(|kind| frame.stop(0, kind))
             }
             MatrixMemory::Shared { array, index } => {
                 let start = self.uniform(frame, *index, "index")?;
-                let lanes = frame.kernel().shared[*array as usize].ty.lanes() as usize;
-                for (line, first, step, count) in lines(m, column_major) {
-                    let begin = start + line * stride;
-                    let address = begin * (lanes as u64 * size as u64);
-                    if !address.is_multiple_of(align as u64) {
-                        return Err(fail(FaultKind::Misaligned { address, align }));
-                    }
-                    let mut places = elements.iter_mut().skip(first).step_by(step).take(count);
-                    for i in 0..(count / lanes) as u64 {
-                        let element = self.element(*array, begin + i, who, how).map_err(fail)?;
-                        for (lane, x) in element.iter_mut().zip(&mut places) {
-                            if how == How::Write {
-                                *lane = *x;
-                            } else {
-                                *x = *lane;
-                            }
-                        }
+                self.shared_lines(t, *array, start, stride, who, elements).map_err(|kind| frame.stop(0, kind))
+            }
+        }
+    }
+
+    fn global_lines(
+        &mut self,
+        t: &Transfer<'_>,
+        base: u64,
+        stride: u64,
+        who: Who,
+        elements: &mut [u64],
+    ) -> Result<(), FaultKind> {
+        let (size, line_bytes) = (t.ty.scalar.bytes(), t.line_bytes());
+        for (line, first, step, count) in lines(t.ty, t.column_major) {
+            let address = base.wrapping_add(line * stride * size as u64);
+            let at = self.locate(address, line_bytes, t.align())?;
+            let line = elements.iter_mut().skip(first).step_by(step).take(count);
+            if t.how == How::Write {
+                let bytes = self.memory.write(at, line_bytes as usize)?;
+                bytes.chunks_exact_mut(size as usize).zip(line).for_each(|(b, x)| memory::put(b, *x));
+                self.touch(at, line_bytes, who, t.how)?;
+            } else {
+                self.touch(at, line_bytes, who, t.how)?;
+                let bytes = self.memory.read(at, line_bytes as usize)?;
+                bytes.chunks_exact(size as usize).zip(line).for_each(|(b, x)| *x = memory::get(b));
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_lines(
+        &mut self,
+        t: &Transfer<'_>,
+        array: u32,
+        start: u64,
+        stride: u64,
+        who: Who,
+        elements: &mut [u64],
+    ) -> Result<(), FaultKind> {
+        let lanes = self.program.kernel.shared[array as usize].ty.lanes() as usize;
+        for (line, first, step, count) in lines(t.ty, t.column_major) {
+            let begin = start + line * stride;
+            let (address, align) = (begin * (lanes as u64 * t.ty.scalar.bytes() as u64), t.align());
+            if !address.is_multiple_of(align as u64) {
+                return Err(FaultKind::Misaligned { address, align });
+            }
+            let mut places = elements.iter_mut().skip(first).step_by(step).take(count);
+            for i in 0..(count / lanes) as u64 {
+                let element = self.element(array, begin + i, who, t.how)?;
+                for (lane, x) in element.iter_mut().zip(&mut places) {
+                    if t.how == How::Write {
+                        *lane = *x;
+                    } else {
+                        *x = *lane;
                     }
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// A load or store of a whole matrix.
+struct Transfer<'a> {
+    memory: &'a MatrixMemory,
+    stride: Value,
+    column_major: bool,
+    ty: MatrixType,
+    how: How,
+}
+
+impl Transfer<'_> {
+    /// Bytes of a row (column) in memory.
+    fn line_bytes(&self) -> u32 {
+        let line = if self.column_major { self.ty.rows } else { self.ty.cols };
+        line as u32 * self.ty.scalar.bytes()
+    }
+
+    /// What VK_KHR_cooperative_matrix asks of pointer and stride.
+    fn align(&self) -> u32 {
+        let line = self.line_bytes();
+        if line.is_power_of_two() { line.min(16) } else { self.ty.scalar.bytes() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Kernels as text: what `explain` prints, filetests compare and caches hash.
+//! Kernels as text: what `explain` prints, filetests compare and fingerprints are taken of.
 //!
 //! ```text
 //! Kernel ──Display──► text ──parse──► Kernel (prints the same)
