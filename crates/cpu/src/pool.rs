@@ -63,9 +63,21 @@ impl Pacing {
     }
 }
 
+/// Most threads of a pool. Beyond some tens of thousands the system runs out of memory maps in a thread's start, where
+/// the standard library can only end the process.
+const MOST_THREADS: usize = 1024;
+
 /// Why a pool could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
+    /// More threads than any machine has use for.
+    #[error(
+        "{threads} threads are more than the {MOST_THREADS} that can be had; ask for fewer (-t), or for 0: one per core"
+    )]
+    TooMany {
+        /// How many were asked for.
+        threads: usize,
+    },
     /// The operating system refused a thread.
     #[error("cannot start worker thread {index} of {threads}: {source}; ask for fewer threads (-t)")]
     Spawn {
@@ -146,10 +158,11 @@ impl Pool {
     /// as many as the process may use at the same time.
     ///
     /// # Errors
-    /// When the operating system does not give a thread.
+    /// When more than 1024 threads are asked for, or the operating system does not give one.
     pub fn new(threads: usize) -> Result<Pool, PoolError> {
         let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS),
+            n if n > MOST_THREADS => return Err(PoolError::TooMany { threads }),
             n => n,
         };
         let shared = Arc::new(Shared::new(threads));
@@ -387,6 +400,13 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absurd_numbers_of_threads_are_refused() {
+        for threads in [MOST_THREADS + 1, 100_000, usize::MAX] {
+            assert!(matches!(Pool::new(threads), Err(PoolError::TooMany { threads: n }) if n == threads));
+        }
+    }
 
     #[test]
     fn every_item_runs_once_in_every_job() {

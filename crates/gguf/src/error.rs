@@ -16,6 +16,14 @@ pub enum GgufError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The path names something that is no file: a folder, a pipe, a device.
+    #[error("{} is {what}, not a file; name a .gguf file", path.display())]
+    NoFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
     /// Another error, with the file in which it was found.
     #[error("{}: {source}", path.display())]
     InFile {
@@ -277,7 +285,7 @@ impl GgufError {
     /// The same error with the file's path before it.
     pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
         match self {
-            Self::Io { .. } | Self::InFile { .. } => self,
+            Self::Io { .. } | Self::NoFile { .. } | Self::InFile { .. } => self,
             other => Self::InFile { path: path.to_owned(), source: Box::new(other) },
         }
     }

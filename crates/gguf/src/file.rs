@@ -170,6 +170,12 @@ impl Gguf {
 
 fn map(path: &Path) -> Result<Bytes, GgufError> {
     let io = |source| GgufError::Io { path: path.to_owned(), source };
+    // Before opening: opening a pipe would wait for somebody to write into it.
+    let kind = std::fs::metadata(path).map_err(io)?.file_type();
+    if !kind.is_file() {
+        let what = if kind.is_dir() { "a folder" } else { "a pipe or a device" };
+        return Err(GgufError::NoFile { path: path.to_owned(), what });
+    }
     let file = File::open(path).map_err(io)?;
     // SAFETY: the map is read-only and lives as long as the slices made of it. Rust cannot rule out
     // that another process changes the file meanwhile; `Gguf::open` makes that the caller's promise,

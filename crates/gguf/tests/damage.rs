@@ -45,6 +45,14 @@ fn other_files_are_recognised() {
 }
 
 #[test]
+fn what_is_no_file_is_said_so() {
+    let folder = Gguf::open(std::env::temp_dir()).expect_err("a folder");
+    assert!(matches!(folder, GgufError::NoFile { what: "a folder", .. }), "{folder}");
+    #[cfg(unix)]
+    assert!(Gguf::open("/dev/null").expect_err("a device").to_string().contains("not a file"));
+}
+
+#[test]
 fn a_file_cut_anywhere_is_an_error_that_names_a_field() {
     let whole = sample();
     for length in 0..whole.len() {
