@@ -175,8 +175,10 @@ impl Sampler {
         keep_typical(&mut candidates, s.typical_p);
         keep_top_p(&mut candidates, s.top_p);
         keep_min_p(&mut candidates, s.min_p);
+        // Distances from the best, which small temperatures cannot turn into infinity minus infinity.
+        let top = candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
         for c in &mut candidates {
-            c.logit /= s.temperature;
+            c.logit = distance(c.logit, top) / s.temperature;
         }
         draw(&candidates, self.random.unit())
     }
@@ -221,10 +223,15 @@ fn best(logits: &[f32], k: u32) -> Vec<Candidate> {
     all
 }
 
+/// How far a logit is above the best one: never a NaN, also where both are infinite.
+fn distance(logit: f32, top: f32) -> f32 {
+    if logit == top { 0.0 } else { logit - top }
+}
+
 /// Probabilities of candidates in order of rank.
 fn softmax(candidates: &[Candidate]) -> Vec<f64> {
-    let top = candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max) as f64;
-    let weights: Vec<f64> = candidates.iter().map(|c| (c.logit as f64 - top).exp()).collect();
+    let top = candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = candidates.iter().map(|c| (distance(c.logit, top) as f64).exp()).collect();
     let sum: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / sum).collect()
 }

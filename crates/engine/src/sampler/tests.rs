@@ -38,6 +38,25 @@ fn draws_follow_the_softmax_at_the_temperature() {
 }
 
 #[test]
+fn extreme_settings_and_logits_still_mean_what_they_say() {
+    // The smallest temperatures are as good as greedy; with the largest everything is equally likely.
+    let logits = [-3e38f32, 1.0, 7.0, 6.9];
+    for temperature in [f32::from_bits(1), 1e-38, 1e-30] {
+        assert_eq!(
+            frequencies(Sampling { temperature, seed: 5, ..Default::default() }, &logits, 100),
+            [0.0, 0.0, 1.0, 0.0]
+        );
+    }
+    let even =
+        frequencies(Sampling { temperature: f32::MAX, seed: 5, ..Default::default() }, &[1.0, 2.0, 3.0, 4.0], 20_000);
+    assert!(even.iter().all(|f| (f - 0.25).abs() < 0.02), "{even:?}");
+    // Infinitely good tokens share all of the probability.
+    let infinite = [f32::INFINITY, 1.0, f32::INFINITY, f32::NEG_INFINITY];
+    let halves = frequencies(Sampling { temperature: 0.8, seed: 5, ..Default::default() }, &infinite, 20_000);
+    assert!((halves[0] - 0.5).abs() < 0.02 && halves[0] + halves[2] == 1.0, "{halves:?}");
+}
+
+#[test]
 fn same_seed_same_draws() {
     let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.7).sin()).collect();
     let draws = |seed| {
