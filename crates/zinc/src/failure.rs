@@ -1,5 +1,6 @@
 //! How the program ends when something went wrong: a message on stderr and an exit code.
 
+use crate::output::say;
 use std::io;
 use std::process::ExitCode;
 
@@ -32,6 +33,19 @@ pub(crate) fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
 }
 
+/// An error and its causes in one line, without those that the error before already ends with.
+pub(crate) fn words(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(|cause| cause.to_string()) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}
+
 /// Prints an error and gives its exit code. A reader that has gone away (`zinc … | head`) is no error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let broken_pipe = |e: &(dyn std::error::Error + 'static)| {
@@ -43,10 +57,24 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<Interrupted>().is_some() {
         return ExitCode::from(130);
     }
-    eprintln!("zinc: {error:#}");
+    say!("zinc: {}", words(error));
     if error.downcast_ref::<Usage>().is_some() {
-        eprintln!("Try `zinc --help`, or `zinc help COMMAND`.");
+        say!("Try `zinc --help`, or `zinc help COMMAND`.");
         return ExitCode::from(2);
     }
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let inner = || io::Error::other("the disk burns");
+        let plain = anyhow::Error::from(inner()).context("cannot write x");
+        assert_eq!(words(&plain), "cannot write x: the disk burns");
+        let told = anyhow::Error::from(inner()).context("cannot write x: the disk burns");
+        assert_eq!(words(&told), "cannot write x: the disk burns");
+    }
 }

@@ -5,6 +5,7 @@
 //! ```
 
 use crate::interrupt::Interrupt;
+use crate::output::say;
 use crate::progress::Meter;
 use crate::session::{Session, act_name, kv_name};
 use anyhow::{Result, bail};
@@ -120,7 +121,7 @@ pub(crate) fn print_speed(session: &Session, timing: &Timing) {
         seconds if seconds >= 0.05 => format!(", compile {seconds:.2} s"),
         _ => String::new(),
     };
-    eprintln!(
+    say!(
         "prompt: {} tokens, {:.1} tokens/s | generation: {} tokens, {:.1} tokens/s | load {:.2} s{compile} | act {}, kv {}",
         timing.prompt_tokens,
         timing.prompt_rate(),

@@ -1,4 +1,4 @@
-//! Standard output. Where nobody reads it any more (`zinc … | head`), printing is an error that ends the command, not a
+//! Standard output and standard error. Where nobody reads it any more (`zinc … | head`), printing is an error that ends the command, not a
 //! panic as with `println!`.
 
 use anyhow::Result;
@@ -15,3 +15,12 @@ pub(crate) fn print(text: &str) -> Result<()> {
 pub(crate) fn print_line(line: &str) -> Result<()> {
     print(&format!("{line}\n"))
 }
+
+/// A line on standard error. Where that is closed or full there is nobody left to tell, so that is no error.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        writeln!(std::io::stderr().lock(), $($words)*).ok();
+    }};
+}
+pub(crate) use say;

@@ -1,6 +1,7 @@
 //! Progress of loads, compiles and downloads on stderr: a bar on a terminal, plain lines otherwise, nothing for what
 //! is quick.
 
+use crate::output::say;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -55,9 +56,9 @@ impl Meter {
         } else if self.last_line.is_none_or(|t| t.elapsed() > LINE_EVERY) {
             self.last_line = Some(Instant::now());
             match unit {
-                Unit::Bytes if total > 0 => eprintln!("{label}: {} of {} MiB", done >> 20, total >> 20),
-                Unit::Bytes => eprintln!("{label}: {} MiB", done >> 20),
-                Unit::Pieces => eprintln!("{label}: {done} of {total}"),
+                Unit::Bytes if total > 0 => say!("{label}: {} of {} MiB", done >> 20, total >> 20),
+                Unit::Bytes => say!("{label}: {} MiB", done >> 20),
+                Unit::Pieces => say!("{label}: {done} of {total}"),
             }
         }
     }

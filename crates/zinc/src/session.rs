@@ -8,6 +8,7 @@ use crate::args::{ComputeArgs, ModelArgs};
 use crate::device;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
+use crate::output::say;
 use crate::progress::Meter;
 use crate::source::Source;
 use anyhow::{Context, Result};
@@ -103,12 +104,12 @@ impl Session {
         let source = Source::open(model, Some(interrupt))?;
         let tokenizer = source.tokenizer()?;
         let opened = device::open(compute)?;
-        eprintln!("device: {} ({})", opened.device.description(), opened.why);
+        say!("device: {} ({})", opened.device.description(), opened.why);
         let act = compute.act(opened.is_cpu);
         let trained = source.model.spec.context;
         let context = compute.context(trained, needs.context);
         if context > trained {
-            eprintln!("warning: the model was trained for {trained} tokens of context, not {context}");
+            say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
         let choices = Choices { act, ..Choices::default() };
         let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
@@ -131,14 +132,14 @@ impl Session {
     fn describe(&self, context: u32) {
         let memory = self.engine.device().memory();
         let spec = &self.source.model.spec;
-        eprintln!("model: {}, {} parameters, {} layers", self.source.name, spec.parameters(), spec.layers);
-        eprintln!(
+        say!("model: {}, {} parameters, {} layers", self.source.name, spec.parameters(), spec.layers);
+        say!(
             "context: {context} tokens, K and V in {} ({} bytes per token); activations: {}",
             kv_name(self.kv),
             self.engine.kv().bytes_per_token(),
             act_name(self.act)
         );
-        eprintln!("memory: {} MiB used, {} MiB available", memory.used >> 20, memory.available >> 20);
-        eprintln!("load: {:.2} s", self.load_time.as_secs_f64());
+        say!("memory: {} MiB used, {} MiB available", memory.used >> 20, memory.available >> 20);
+        say!("load: {:.2} s", self.load_time.as_secs_f64());
     }
 }

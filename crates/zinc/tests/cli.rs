@@ -249,6 +249,115 @@ fn bad_files_and_prompts_are_explained() {
     assert!(!out.stdout.is_empty(), "the unfinished answer is shown");
 }
 
+#[test]
+fn chunks_and_tests_of_nothing_are_wrong_usage() {
+    let m = model("llama");
+    fails(&zinc_with("a b c", &["perplexity", &m, "--chunks", "0", "--device", "cpu"]), 2, &["--chunks is 0"]);
+    fails(&zinc(&["bench", &m, "-p", "0", "-n", "0", "--device", "cpu"]), 2, &["nothing to measure"]);
+}
+
+#[test]
+fn too_many_threads_are_refused() {
+    let m = model("llama");
+    for many in ["100000", "18446744073709551615"] {
+        fails(&zinc(&["run", &m, "-p", "a", "--device", "cpu", "-t", many]), 1, &[many, "1024", "-t"]);
+    }
+}
+
+#[test]
+fn a_model_of_no_numbers_has_no_perplexity() {
+    let (m, folder) = (model("gemma3"), scratch("nan"));
+    let mut bytes = std::fs::read(&m).expect("the model");
+    let half = bytes.len() / 2;
+    bytes[half..].fill(0xff);
+    let damaged = folder.join("nan.gguf");
+    std::fs::write(&damaged, bytes).expect("written");
+    let damaged = damaged.display().to_string();
+    let words = "a b c d e f g h ".repeat(20);
+    let out = zinc_with(&words, &["perplexity", &damaged, "-c", "32", "--device", "cpu", "--json"]);
+    fails(&out, 1, &["chunk 1", "no numbers", "damaged"]);
+    assert!(out.stdout.is_empty(), "nothing that looks like a result");
+}
+
+#[cfg(unix)]
+mod files {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn folders_and_pipes_are_no_models() {
+        let folder = scratch("no-file");
+        let pipe = folder.join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+        let (pipe, folder) = (pipe.display().to_string(), folder.display().to_string());
+        fails(&zinc(&["inspect", &pipe]), 1, &["a pipe", "not a file"]);
+        fails(&zinc(&["inspect", &folder]), 1, &["a folder", ".gguf"]);
+    }
+
+    #[test]
+    fn causes_are_said_once() {
+        let output = zinc(&["inspect", "no-such-file.gguf"]);
+        assert_eq!(text(&output.stderr).matches("No such file").count(), 1, "{}", text(&output.stderr));
+    }
+
+    #[test]
+    fn logits_are_written_through_links_and_to_devices() {
+        let (m, folder) = (model("llama"), scratch("logits-out"));
+        let (ids, link, target) = (folder.join("ids"), folder.join("link"), folder.join("target"));
+        std::fs::write(&ids, "1 2 3").expect("written");
+        std::fs::write(&target, "old").expect("written");
+        std::fs::set_permissions(&target, PermissionsExt::from_mode(0o640)).expect("permissions");
+        symlink(&target, &link).expect("a link");
+        let ids = ids.display().to_string();
+        let to = |out: &str| zinc(&["logits", &m, "--tokens", &ids, "-o", out, "--device", "cpu"]);
+        stdout(&to(&link.display().to_string()));
+        assert!(link.is_symlink(), "the link is still one");
+        let written = std::fs::metadata(&target).expect("the file it names");
+        assert!(written.len() > 3 * 512 * 4, "{}", written.len());
+        assert_eq!(written.permissions().mode() & 0o777, 0o640);
+        // What /dev/stdout names here is a pipe.
+        assert!(to("/dev/stdout").stdout.len() > 3 * 512 * 4);
+    }
+
+    #[test]
+    fn a_history_that_cannot_be_kept_is_a_warning() {
+        let m = model("llama");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+            .args(["chat", &m, "--chat-template", "chatml", "-n", "2", "--device", "cpu"])
+            .env("XDG_STATE_HOME", "/dev/null")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("zinc starts");
+        child.stdin.take().expect("a pipe").write_all(b"hi\n").expect("written");
+        let output = child.wait_with_output().expect("zinc ends");
+        fails(&output, 0, &["warning: the history is not kept", "--no-history"]);
+    }
+
+    /// Runs `zinc` with standard output and error closed or full; gives the exit code.
+    fn redirected(shell: &str, arguments: &[&str]) -> Option<i32> {
+        let line = format!("\"$0\" \"$@\" {shell}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &line, env!("CARGO_BIN_EXE_zinc")]).args(arguments);
+        command.env("XDG_STATE_HOME", scratch("home").join("state"));
+        command.status().expect("sh").code()
+    }
+
+    #[test]
+    fn nobody_to_tell_is_no_panic() {
+        let m = model("llama");
+        let run = ["run", &m, "-p", "a", "-n", "4", "--device", "cpu", "--raw"];
+        // Errors can go nowhere; the exit code still tells.
+        assert_eq!(redirected(">/dev/null 2>/dev/full", &run), Some(0));
+        assert_eq!(redirected("2>/dev/full", &["run", "no-such-file.gguf", "-p", "a"]), Some(1));
+        // Answers can go nowhere: an error, in a chat too.
+        let chat = ["chat", &m, "--chat-template", "chatml", "-n", "2", "--device", "cpu"];
+        assert_eq!(redirected(">/dev/full 2>/dev/null", &run), Some(1));
+        assert_eq!(redirected(">/dev/full 2>/dev/null <<end\nhi\nhi\nend", &chat), Some(1));
+    }
+}
+
 #[cfg(unix)]
 mod ctrl_c {
     use super::*;
@@ -297,5 +406,15 @@ mod ctrl_c {
         let said = text(&output.stderr);
         assert!(output.status.success(), "{said}");
         assert!(said.contains("(stopped)") && said.contains("system prompt: (none)"), "{said}");
+    }
+
+    #[test]
+    fn a_request_to_terminate_is_obeyed() {
+        let m = model("llama");
+        let endless = ["chat", &m, "--chat-template", "chatml", "--ignore-eos", "-c", "100000", "--device", "cpu"];
+        let mut child = answering(&endless, "hello\n");
+        let status = Command::new("kill").arg(child.id().to_string()).status().expect("kill");
+        assert!(status.success());
+        assert!(!child.wait().expect("zinc ends").success());
     }
 }

@@ -5,6 +5,7 @@
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
+use crate::failure::usage;
 use crate::interrupt::Interrupt;
 use crate::output::print_line;
 use crate::progress::Meter;
@@ -80,6 +81,9 @@ impl Measured {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.prompt == 0 && arguments.generate == 0 {
+        return Err(usage("-p 0 and -n 0 leave nothing to measure; give one of them"));
+    }
     let interrupt = Interrupt::install()?;
     let context = arguments.prompt.max(arguments.generate).max(1);
     let mut session =

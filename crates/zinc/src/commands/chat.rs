@@ -8,11 +8,11 @@
 //! keeps K and V of what is equal.
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, TemplateArgs};
-use crate::failure::usage;
+use crate::failure::{usage, words};
 use crate::folders;
 use crate::generate::{Answer, End, Settings, generate, print_speed};
 use crate::interrupt::Interrupt;
-use crate::output::{print, print_line};
+use crate::output::{print, print_line, say};
 use crate::prompt::{Chat, message};
 use crate::session::{Needs, Session};
 use anyhow::{Context, Result, anyhow};
@@ -21,7 +21,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zinc_text::TextStart;
 
 const HELP: &str = "\
@@ -74,7 +74,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let messages = chat.beginning();
     let show_speed = arguments.show_speed || arguments.compute.verbose;
     let mut conversation = Conversation { session, chat, settings, interrupt, messages, show_speed };
-    let history = if arguments.no_history { None } else { Some(folders::history()?) };
+    // The history is a comfort: where it cannot be kept, the conversation goes on.
+    let history = match folders::history() {
+        _ if arguments.no_history => None,
+        Ok(file) => Some(file),
+        Err(error) => {
+            say!("warning: no history: {}", words(&error));
+            None
+        }
+    };
     converse(&mut conversation, history)
 }
 
@@ -86,7 +94,7 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
         editor.load_history(file).ok();
     }
     if std::io::stdin().is_terminal() {
-        eprintln!("{}. /help lists commands, Ctrl-D ends.", conversation.session.source.name);
+        say!("{}. /help lists commands, Ctrl-D ends.", conversation.session.source.name);
     }
     loop {
         match read_message(&mut editor) {
@@ -99,17 +107,21 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
                     break;
                 }
             }
-            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /exit ends)"),
+            Err(ReadlineError::Interrupted) => say!("(Ctrl-D or /exit ends)"),
             Err(ReadlineError::Eof) => break,
-            Err(error) => return Err(error).context("cannot read from the terminal"),
+            Err(error) => return Err(error).context("cannot read the next message"),
         }
     }
-    if let Some(file) = &history {
-        let folder = file.parent().context("the history file has no folder")?;
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        editor.save_history(file).with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(Err(error)) = history.map(|file| save_history(&mut editor, &file)) {
+        say!("warning: the history is not kept: {} (--no-history does without)", words(&error));
     }
     Ok(())
+}
+
+fn save_history(editor: &mut DefaultEditor, file: &Path) -> Result<()> {
+    let folder = file.parent().context("the history file has no folder")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    editor.save_history(file).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// A line, or several joined by a backslash at the end.
@@ -147,10 +159,10 @@ impl Conversation {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
             "/exit" | "/quit" => return Ok(false),
-            "/help" => eprintln!("{HELP}"),
+            "/help" => say!("{HELP}"),
             "/clear" => {
                 self.messages.retain(|m| m["role"] == "system");
-                eprintln!("(forgotten)");
+                say!("(forgotten)");
             }
             "/system" => self.system(rest.trim()),
             "/regen" => {
@@ -159,7 +171,7 @@ impl Conversation {
                 }
                 match self.messages.last() {
                     Some(last) if last["role"] == "user" => self.answer()?,
-                    _ => eprintln!("(there is no message to answer)"),
+                    _ => say!("(there is no message to answer)"),
                 }
             }
             "/undo" => {
@@ -167,7 +179,7 @@ impl Conversation {
                     self.messages.truncate(i);
                 }
             }
-            _ if command.starts_with('/') => eprintln!("there is no command {command}; /help lists them"),
+            _ if command.starts_with('/') => say!("there is no command {command}; /help lists them"),
             _ => {
                 self.messages.push(message("user", line));
                 self.answer()?;
@@ -179,23 +191,24 @@ impl Conversation {
     fn system(&mut self, text: &str) {
         if text.is_empty() {
             let now = self.messages.first().filter(|m| m["role"] == "system");
-            eprintln!("system prompt: {}", now.and_then(|m| m["content"].as_str()).unwrap_or("(none)"));
+            say!("system prompt: {}", now.and_then(|m| m["content"].as_str()).unwrap_or("(none)"));
         } else {
             self.messages = vec![message("system", text)];
-            eprintln!("(system prompt set, conversation forgotten)");
+            say!("(system prompt set, conversation forgotten)");
         }
     }
 
-    /// Answers the last message. What goes wrong with this one message does not end the conversation.
+    /// Answers the last message. What goes wrong with this one message does not end the conversation; that nobody can
+    /// read the answers does.
     fn answer(&mut self) -> Result<()> {
         match self.generate() {
             Ok(answer) => {
                 self.messages.push(message("assistant", answer.text.trim()));
                 print_line("")?;
                 match answer.end {
-                    End::Interrupted => eprintln!("(stopped)"),
+                    End::Interrupted => say!("(stopped)"),
                     End::ContextFull(tokens) => {
-                        eprintln!("(the context of {tokens} tokens is full; /clear, or start with a larger -c)")
+                        say!("(the context of {tokens} tokens is full; /clear, or start with a larger -c)")
                     }
                     End::Model | End::Length | End::Stop(_) => {}
                 }
@@ -203,9 +216,10 @@ impl Conversation {
                     print_speed(&self.session, &answer.timing);
                 }
             }
+            Err(error) if error.is::<std::io::Error>() => return Err(error),
             Err(error) => {
                 self.messages.pop();
-                eprintln!("zinc: {error:#}");
+                say!("zinc: {}", words(&error));
             }
         }
         Ok(())

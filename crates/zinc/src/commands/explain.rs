@@ -7,7 +7,7 @@
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::device;
 use crate::failure::usage;
-use crate::output::print_line;
+use crate::output::{print_line, say};
 use crate::profiles::{self, PROFILES};
 use crate::session::{act_name, kv_name};
 use crate::source::Source;
@@ -91,7 +91,7 @@ fn caps(arguments: &Arguments) -> Result<Caps> {
         }
         None => {
             let opened = device::open(&arguments.compute)?;
-            eprintln!("device: {} ({})", opened.device.description(), opened.why);
+            say!("device: {} ({})", opened.device.description(), opened.why);
             Ok(opened.device.caps().clone())
         }
     }

@@ -3,12 +3,13 @@
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::commands::detokenize::parse_ids;
 use crate::interrupt::Interrupt;
+use crate::output::say;
 use crate::progress::{Meter, Unit};
 use crate::prompt::read_file;
 use crate::session::{Needs, Session};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::PathBuf;
 use zinc_engine::{Event, Finish, Request};
 
@@ -37,9 +38,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let width = session.engine.vocabulary() as usize;
     let bytes: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::F32, vec![rows, width], &bytes)?;
-    serialize_to_file([("logits", view)], None, &arguments.output)
-        .with_context(|| format!("cannot write {}", arguments.output.display()))?;
-    eprintln!("wrote {rows} x {width} logits to {}", arguments.output.display());
+    let file = serialize([("logits", view)], None)?;
+    // Written in place: `serialize_to_file` would put a new file, readable by its owner only, where a link or even
+    // /dev/null is.
+    std::fs::write(&arguments.output, file).with_context(|| format!("cannot write {}", arguments.output.display()))?;
+    if logits.iter().any(|x| x.is_nan()) {
+        say!("warning: some logits are no numbers; the model file may be damaged");
+    }
+    say!("wrote {rows} x {width} logits to {}", arguments.output.display());
     Ok(())
 }
 

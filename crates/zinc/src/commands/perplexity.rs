@@ -10,7 +10,7 @@ use crate::args::{ComputeArgs, ModelArgs};
 use crate::commands::logits::all_logits;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
-use crate::output::{print, print_line};
+use crate::output::{print, print_line, say};
 use crate::prompt;
 use crate::session::{Needs, Session, act_name};
 use anyhow::{Result, bail};
@@ -73,6 +73,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if chunk < 4 {
         return Err(usage(format!("chunks of {chunk} tokens are too short; give -c 4 or more")));
     }
+    if arguments.chunks == 0 {
+        return Err(usage("--chunks is 0, so there is nothing to measure; give a number of chunks, or -1 for all"));
+    }
     let text = prompt::text(None, arguments.file.as_deref())?;
     let interrupt = Interrupt::install()?;
     let mut session =
@@ -89,6 +92,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut running = vec![];
     for (i, chunk) in ids.chunks_exact(chunk).take(count).enumerate() {
         measure(&mut session, chunk, bos, &mut sums, &interrupt)?;
+        if !sums.loss.is_finite() {
+            bail!("chunk {} has no perplexity: the model's logits are no numbers; the file may be damaged", i + 1);
+        }
         running.push(sums.perplexity());
         if !arguments.json {
             print(&format!("[{}]{:.4},", i + 1, sums.perplexity()))?;
@@ -111,7 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         print_line(&format!("\nFinal estimate: PPL = {:.4} +/- {:.5}", sums.perplexity(), sums.error()))?;
     }
     let rate = (count * chunk) as f64 / seconds;
-    eprintln!("{count} chunks of {chunk} tokens, {rate:.1} tokens/s | act {}", act_name(session.act));
+    say!("{count} chunks of {chunk} tokens, {rate:.1} tokens/s | act {}", act_name(session.act));
     Ok(())
 }
 
