@@ -10,7 +10,7 @@
 //! shared by `team` lanes (16-byte loads each), teams take tokens in turn. Chunk boundaries are fixed positions: the
 //! same tokens give the same partial sums in any batch and in any context bucket.
 
-use super::args::launch;
+use super::args::{Args, launch};
 use super::rows::for_items;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -38,7 +38,6 @@ const SPLIT_CHUNKS: u32 = 2;
 struct Shape {
     spec: AttentionSpec,
     kv: KvType,
-    layer: u32,
     /// Query heads per KV head.
     group: u32,
     /// Lanes that share a token.
@@ -52,7 +51,7 @@ struct Shape {
     context: u32,
 }
 
-fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec, layer: u32) -> Result<Shape, CompileError> {
+fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, CompileError> {
     if !spec.head_dim.is_multiple_of(8) {
         return Err(ctx.unsupported(node, format!("head size {} is not a multiple of 8", spec.head_dim)));
     }
@@ -67,35 +66,19 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec, layer: u32) -> Result
     let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(split) };
     let group = spec.heads / spec.kv_heads;
     let each = spec.head_dim / team;
-    Ok(Shape { spec, kv: ctx.kv.ty, layer, group, team, each, lanes, subgroup, splits, context: ctx.bucket.context })
+    Ok(Shape { spec, kv: ctx.kv.ty, group, team, each, lanes, subgroup, splits, context: ctx.bucket.context })
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let node = region.last();
-    let Op::Attention { q, append, spec } = *ctx.graph.op(node) else {
-        return Err(ctx.unsupported(node, "pattern"));
-    };
-    let Op::KvAppend { layer, .. } = *ctx.graph.op(append) else {
-        return Err(ctx.unsupported(node, "its append is no kv_append"));
-    };
-    let s = shape(ctx, node, spec, layer)?;
+    let (q, layer, spec) = operands(ctx, node)?;
+    let s = shape(ctx, node, spec)?;
     let rows = ctx.rows(node);
     let name = format!("attention_{}x{}x{}_{:?}_{}", spec.heads, spec.kv_heads, spec.head_dim, s.kv, s.splits);
     let grid = [s.splits, spec.kv_heads, rows];
     let partial = launch(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
-        let io = Io {
-            q: args.read("q", Operand::Value(q)),
-            visible: args.read("visible", Operand::Input(Input::Visible)),
-            sequence: args.read("sequence", Operand::Input(Input::Sequence)),
-            pages: args.read("pages", Operand::Input(Input::Pages)),
-            k: args.read("k_cache", Operand::KvK(s.layer)),
-            v: args.read("v_cache", Operand::KvV(s.layer)),
-            out: if s.splits == 1 {
-                args.write("y", Operand::Value(node))
-            } else {
-                args.write("partial", Operand::Temp(0))
-            },
-        };
+        let out = if s.splits == 1 { ("y", Operand::Value(node)) } else { ("partial", Operand::Temp(0)) };
+        let io = Io::declare(args, q, layer, out);
         body(b, &s, &io);
     });
     if s.splits == 1 {
@@ -105,24 +88,53 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     Ok(Emission { launches: vec![partial, merge(node, &s, rows)], temps: vec![partial_bytes] })
 }
 
-struct Io<'b> {
-    q: Val<'b>,
-    visible: Val<'b>,
-    sequence: Val<'b>,
-    pages: Val<'b>,
-    k: Val<'b>,
-    v: Val<'b>,
-    out: Val<'b>,
+/// The query, layer and sizes of an attention over a cache.
+pub(super) fn operands(ctx: &Ctx<'_>, node: NodeId) -> Result<(NodeId, u32, AttentionSpec), CompileError> {
+    let Op::Attention { q, append, spec } = *ctx.graph.op(node) else {
+        return Err(ctx.unsupported(node, "pattern"));
+    };
+    let Op::KvAppend { layer, .. } = *ctx.graph.op(append) else {
+        return Err(ctx.unsupported(node, "its append is no kv_append"));
+    };
+    Ok((q, layer, spec))
+}
+
+/// What an attention kernel reads and writes.
+pub(super) struct Io<'b> {
+    pub q: Val<'b>,
+    pub visible: Val<'b>,
+    pub sequence: Val<'b>,
+    pub pages: Val<'b>,
+    pub k: Val<'b>,
+    pub v: Val<'b>,
+    pub out: Val<'b>,
+}
+
+impl<'b> Io<'b> {
+    pub(super) fn declare(args: &Args<'b>, q: NodeId, layer: u32, out: (&str, Operand)) -> Io<'b> {
+        Io {
+            q: args.read("q", Operand::Value(q)),
+            visible: args.read("visible", Operand::Input(Input::Visible)),
+            sequence: args.read("sequence", Operand::Input(Input::Sequence)),
+            pages: args.read("pages", Operand::Input(Input::Pages)),
+            k: args.read("k_cache", Operand::KvK(layer)),
+            v: args.read("v_cache", Operand::KvV(layer)),
+            out: args.write(out.0, out.1),
+        }
+    }
+}
+
+/// The first token that a row sees whose last is `visible - 1`.
+pub(super) fn lowest<'b>(b: &'b Builder, spec: &AttentionSpec, visible: Val<'b>) -> Val<'b> {
+    match spec.window {
+        Some(w) => visible.gt(w).select(visible - w, b.u32(0)),
+        None => b.u32(0),
+    }
 }
 
 /// Word offset of the partial result of (row, head, split): accumulators, then maximum and sum.
 fn partial_at<'b>(s: &Shape, row: Val<'b>, head: Val<'b>, split: Val<'b>) -> Val<'b> {
     ((row * s.spec.heads + head) * s.splits + split) * (s.spec.head_dim + 2)
-}
-
-/// Byte offset of word `e` of the partial result of `[row, head, split]`.
-fn word<'b>(s: &Shape, [row, head, split]: [Val<'b>; 3], e: u32) -> Val<'b> {
-    (partial_at(s, row, head, split) + e) * 4
 }
 
 fn body<'b>(b: &'b Builder, s: &Shape, io: &Io<'b>) {
@@ -132,10 +144,7 @@ fn body<'b>(b: &'b Builder, s: &Shape, io: &Io<'b>) {
     let visible = b.load(Type::U32, io.visible, row * 4, 4);
     let sequence = b.load(Type::U32, io.sequence, row * 4, 4);
     let table = sequence * (s.context / PAGE_TOKENS);
-    let lowest = match s.spec.window {
-        Some(w) => visible.gt(w).select(visible - w, b.u32(0)),
-        None => b.u32(0),
-    };
+    let lowest = lowest(b, &s.spec, visible);
     let per_split = if s.splits == 1 { s.context.next_multiple_of(CHUNK) } else { SPLIT_CHUNKS * CHUNK };
     let start = (split * per_split).max(lowest / CHUNK * CHUNK);
     let end = (split * per_split + per_split).min(visible);
@@ -344,7 +353,7 @@ fn merge(node: NodeId, s: &Shape, rows: u32) -> crate::LaunchSketch {
         let from = args.read("partial", Operand::Temp(0));
         let y = args.write("y", Operand::Value(node));
         let (head, row) = (b.tile(0), b.tile(1));
-        let at = |split, e: u32| word(s, [row, head, split], e);
+        let at = |split, e: u32| (partial_at(s, row, head, split) + e) * 4;
         let max = b.for_(b.u32(0), b.u32(s.splits), 1, &[b.f32(NONE)], |split, max| {
             vec![max[0].max(b.load(Type::F32, from, at(split, dim), 4))]
         })[0];

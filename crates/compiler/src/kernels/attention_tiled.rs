@@ -10,8 +10,8 @@
 //! window) are skipped; a token that one row does not see adds exactly nothing to that row, and chunk boundaries are
 //! fixed positions: a row gets the same sums in any tile and any batch.
 
-use super::args::{Args, single};
-use super::attention::NONE;
+use super::args::single;
+use super::attention::{Io, NONE, lowest, operands};
 use super::rows::for_items;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -19,7 +19,7 @@ use crate::{CompileError, Region};
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{Input, KvType, PAGE_TOKENS};
+use zinc_ir::plan::{KvType, PAGE_TOKENS};
 
 pub(super) static ATTENTION_TILED: Template = Template {
     name: "attention_tiled",
@@ -101,24 +101,9 @@ struct Kernel<'b> {
     maxima: Option<u32>,
 }
 
-struct Io<'b> {
-    q: Val<'b>,
-    visible: Val<'b>,
-    sequence: Val<'b>,
-    pages: Val<'b>,
-    k: Val<'b>,
-    v: Val<'b>,
-    y: Val<'b>,
-}
-
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let node = region.last();
-    let Op::Attention { q, append, spec } = *ctx.graph.op(node) else {
-        return Err(ctx.unsupported(node, "pattern"));
-    };
-    let Op::KvAppend { layer, .. } = *ctx.graph.op(append) else {
-        return Err(ctx.unsupported(node, "its append is no kv_append"));
-    };
+    let (q, layer, spec) = operands(ctx, node)?;
     let rows = ctx.rows(node);
     let tile = Tile::choose(ctx.caps, &spec, rows).ok_or_else(|| ctx.unsupported(node, "no tile fits"))?;
     let per_tile = tile.rows(spec.heads / spec.kv_heads);
@@ -142,25 +127,13 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             subgroup: ctx.caps.subgroup_size,
             rows,
             pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
-            io: io(args, node, q, layer),
+            io: Io::declare(args, q, layer, ("y", Operand::Value(node))),
             chunk: b.shared("chunk", Type::F32X4, tile.chunk() * (spec.head_dim / 4 + 1)),
             weights: b.shared("weights", Type::F32, tile.all_queries() * (tile.chunk() + 1)),
             maxima: (!exchange).then(|| b.shared("maxima", Type::F32, tile.all_queries() * LANES_TOKENS)),
         };
         kernel.body(per_tile, grid[0]);
     }))
-}
-
-fn io<'b>(args: &Args<'b>, node: NodeId, q: NodeId, layer: u32) -> Io<'b> {
-    Io {
-        q: args.read("q", Operand::Value(q)),
-        visible: args.read("visible", Operand::Input(Input::Visible)),
-        sequence: args.read("sequence", Operand::Input(Input::Sequence)),
-        pages: args.read("pages", Operand::Input(Input::Pages)),
-        k: args.read("k_cache", Operand::KvK(layer)),
-        v: args.read("v_cache", Operand::KvV(layer)),
-        y: args.write("y", Operand::Value(node)),
-    }
 }
 
 /// A query of this lane.
@@ -204,11 +177,7 @@ impl<'b> Kernel<'b> {
     /// The tokens that a row sees.
     fn sees(&self, row: Val<'b>) -> [Val<'b>; 2] {
         let visible = self.b.load(Type::U32, self.io.visible, row * 4, 4);
-        let lowest = match self.spec.window {
-            Some(w) => visible.gt(w).select(visible - w, self.b.u32(0)),
-            None => self.b.u32(0),
-        };
-        [lowest, visible]
+        [lowest(self.b, &self.spec, visible), visible]
     }
 
     fn body(&self, per_tile: u32, tiles: u32) {
@@ -412,7 +381,7 @@ impl<'b> Kernel<'b> {
                     if self.quads().is_multiple_of(LANES_TOKENS) { q.real } else { q.real & quad.lt(self.quads()) };
                 b.if_(inside, || {
                     let value = state[i * own as usize + j as usize] * factor.splat(4);
-                    b.store(self.io.y, (q.at + quad * 4) * 4, value, 16);
+                    b.store(self.io.out, (q.at + quad * 4) * 4, value, 16);
                 });
             }
         }

@@ -1,6 +1,6 @@
 //! What can go wrong in a launch.
 
-use super::super::verify::VerifyError;
+use super::super::verify::{VerifyError, at};
 
 /// An undefined or forbidden act of a kernel, and who did it.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -16,10 +16,6 @@ pub struct Fault {
     pub lane: u32,
     /// What happened.
     pub kind: FaultKind,
-}
-
-fn at(op: &str) -> String {
-    if op.is_empty() { String::new() } else { format!(", at `{op}`") }
 }
 
 /// Kinds of faults.

@@ -139,6 +139,7 @@ fn locate(kernel: &Kernel, (value, problem): Found) -> VerifyError {
     VerifyError { kernel: kernel.name.clone(), value, op, problem }
 }
 
-fn at(op: &str) -> String {
+/// Where in a kernel, as errors say it.
+pub(super) fn at(op: &str) -> String {
     if op.is_empty() { String::new() } else { format!(", at `{op}`") }
 }
