@@ -166,12 +166,12 @@ impl Conversation {
             }
             "/system" => self.system(rest.trim()),
             "/regen" => {
-                if self.messages.last().is_some_and(|m| m["role"] == "assistant") {
-                    self.messages.pop();
-                }
-                match self.messages.last() {
-                    Some(last) if last["role"] == "user" => self.answer()?,
-                    _ => say!("(there is no message to answer)"),
+                let old = self.messages.pop_if(|m| m["role"] == "assistant");
+                if self.messages.last().is_none_or(|m| m["role"] != "user") {
+                    say!("(there is no message to answer)");
+                    self.messages.extend(old);
+                } else if !self.answer()? {
+                    self.messages.extend(old);
                 }
             }
             "/undo" => {
@@ -182,7 +182,9 @@ impl Conversation {
             _ if command.starts_with('/') => say!("there is no command {command}; /help lists them"),
             _ => {
                 self.messages.push(message("user", line));
-                self.answer()?;
+                if !self.answer()? {
+                    self.messages.pop();
+                }
             }
         }
         Ok(true)
@@ -198,9 +200,9 @@ impl Conversation {
         }
     }
 
-    /// Answers the last message. What goes wrong with this one message does not end the conversation; that nobody can
-    /// read the answers does.
-    fn answer(&mut self) -> Result<()> {
+    /// Answers the last message; false: it could not. What goes wrong with this one message does not end the
+    /// conversation; that nobody can read the answers does.
+    fn answer(&mut self) -> Result<bool> {
         match self.generate() {
             Ok(answer) => {
                 self.messages.push(message("assistant", answer.text.trim()));
@@ -215,14 +217,14 @@ impl Conversation {
                 if self.show_speed {
                     print_speed(&self.session, &answer.timing);
                 }
+                Ok(true)
             }
-            Err(error) if error.is::<std::io::Error>() => return Err(error),
+            Err(error) if error.is::<std::io::Error>() => Err(error),
             Err(error) => {
-                self.messages.pop();
                 say!("zinc: {}", words(&error));
+                Ok(false)
             }
         }
-        Ok(())
     }
 
     fn generate(&mut self) -> Result<Answer> {
