@@ -62,9 +62,9 @@ impl KvType {
 /// What a step gives back for its output rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Tail {
-    /// Logits, F32 [outputs, vocabulary].
+    /// Logits, F32 `[outputs, vocabulary]`.
     Logits,
-    /// The index of the largest logit, U32 [outputs].
+    /// The index of the largest logit, U32 `[outputs]`.
     Greedy,
     /// The this many best logits with their indices.
     Best(u32),
@@ -157,11 +157,11 @@ pub struct Step {
 pub enum StepOutput {
     /// No output rows were asked for.
     None,
-    /// F32 [outputs of the step, vocabulary], row-major.
+    /// F32 `[outputs of the step, vocabulary]`, row-major.
     Logits(Vec<f32>),
     /// One token per output row; `u32::MAX` where no logit is a number.
     Tokens(Vec<u32>),
-    /// The `k` best of each output row, best first: two arrays of [outputs of the step, k].
+    /// The `k` best of each output row, best first: two arrays of `[outputs of the step, k]`.
     Best {
         /// Candidates per row.
         k: usize,
@@ -198,19 +198,19 @@ impl StepOutput {
 /// An input array of a step, for kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Input {
-    /// U32 [tokens]: token ids (0 in padding).
+    /// U32 `[tokens]`: token ids (0 in padding).
     Tokens,
-    /// U32 [tokens]: number of visible positions including the row's own (0 in padding).
+    /// U32 `[tokens]`: number of visible positions including the row's own (0 in padding).
     Visible,
-    /// U32 [tokens]: page-table row.
+    /// U32 `[tokens]`: page-table row.
     Sequence,
-    /// U32 [tokens]: KV slot or [`NO_SLOT`].
+    /// U32 `[tokens]`: KV slot or [`NO_SLOT`].
     Slots,
-    /// U32 [outputs]: row of each output (0 in padding).
+    /// U32 `[outputs]`: row of each output (0 in padding).
     Outputs,
-    /// U32 [sequences][context / PAGE_TOKENS]: page numbers.
+    /// U32 `[sequences][context / PAGE_TOKENS]`: page numbers.
     Pages,
-    /// F32 [tokens][2][pairs]: cosines, then sines, of a rotary table, times its magnitude.
+    /// F32 `[tokens][2][pairs]`: cosines, then sines, of a rotary table, times its magnitude.
     Rope(RopeId),
 }
 
