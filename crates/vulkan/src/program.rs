@@ -127,6 +127,7 @@ impl Program {
 
     /// Writes a step's inputs where the commands read them.
     pub(crate) fn write_inputs(&mut self, step: &Step) -> Result<(), zinc_ir::plan::StepError> {
+        self.plan.check(step)?;
         let bytes = self.plan.inputs.bytes as usize;
         self.plan.inputs.write(step, &mut self.inputs.host_mut()[..bytes])
     }

@@ -141,6 +141,7 @@ impl Device for InterpretedDevice {
 
     fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
         let plan = self.plans.get(program.0 as usize).ok_or(DeviceError::Misuse("unknown program"))?.clone();
+        plan.check(step)?;
         let mut inputs = vec![0; plan.inputs.bytes as usize];
         plan.inputs.write(step, &mut inputs)?;
         let mut buffers = HashMap::from([

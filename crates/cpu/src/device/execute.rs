@@ -3,13 +3,13 @@
 use super::DeviceError;
 use super::model::{Kv, KvLayer, Model};
 use super::program::{Kind, ProductSpec, Program, RowOp, Slot, Work};
-use crate::attention::{Attention, KvElement, PAGE, Row, append};
+use crate::attention::{Attention, KvElement, Row, append};
 use crate::matmul::{Product, multiply};
 use crate::memory::SharedPtr;
 use crate::{Activations, Isa, Pool, rows};
 use std::time::{Duration, Instant};
 use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
-use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepError, StepOutput, Tail, rotations};
+use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepOutput, Tail, rotations};
 
 /// Values of a step, kept from step to step of one program.
 #[derive(Default)]
@@ -31,25 +31,6 @@ pub(super) struct Run<'a> {
     pub(super) step: &'a Step,
     /// Rotations of every table: `[token][2][pairs]`.
     pub(super) turns: Vec<Vec<f32>>,
-}
-
-/// Checks what [`Step::check`] cannot know: that pages, slots and tokens exist in the model.
-pub(super) fn check_step(step: &Step, graph: &Graph, pages: u32) -> Result<(), StepError> {
-    let vocabulary = graph.nodes().iter().filter_map(|n| match n.op {
-        Op::Embed { table } => Some(graph.weight_of(table).rows),
-        _ => None,
-    });
-    let vocabulary = vocabulary.min().unwrap_or(u32::MAX);
-    if step.tokens.iter().any(|t| *t >= vocabulary) {
-        return Err(StepError::Inconsistent("a token is not in the vocabulary"));
-    }
-    if step.pages.iter().flatten().any(|p| *p >= pages) {
-        return Err(StepError::Inconsistent("a page is not in the pool"));
-    }
-    if step.slots.iter().any(|s| *s != NO_SLOT && *s as usize / PAGE >= pages as usize) {
-        return Err(StepError::Inconsistent("a KV slot is not in the pool"));
-    }
-    Ok(())
 }
 
 /// The rotations of all rows for every table of the graph.

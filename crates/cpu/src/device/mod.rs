@@ -126,8 +126,7 @@ impl Device for CpuDevice {
         let prepared = prepared.ok_or(DeviceError::Misuse("unknown program"))?;
         let model = self.model.as_mut().ok_or(DeviceError::Misuse("no model is loaded"))?;
         let plan = &*prepared.plan;
-        step.check(&plan.bucket)?;
-        execute::check_step(step, &plan.graph, model.layout.pages)?;
+        plan.check(step)?;
         if let Some(times) = &mut prepared.times {
             times.fill(Duration::ZERO);
         }

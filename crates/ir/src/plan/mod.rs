@@ -17,7 +17,7 @@ mod text;
 
 pub use proof::{PlanError, conflict, verify};
 
-use crate::graph::{Graph, NodeId, RopeId, WeightId};
+use crate::graph::{Graph, NodeId, Op, RopeId, WeightId};
 use crate::kernel::Kernel;
 use std::sync::Arc;
 
@@ -474,6 +474,26 @@ impl Plan {
     pub fn barriers(&self) -> usize {
         self.entries.iter().filter(|e| matches!(e, Entry::Barrier)).count()
     }
+    /// Checks a step against the bucket, the KV pool and the vocabulary: after it, no index of the step points outside.
+    pub fn check(&self, step: &Step) -> Result<(), StepError> {
+        step.check(&self.bucket)?;
+        let tables = self.graph.nodes().iter().filter_map(|n| match n.op {
+            Op::Embed { table } => Some(self.graph.weight_of(table).rows),
+            _ => None,
+        });
+        let vocabulary = tables.min().unwrap_or(u32::MAX);
+        if step.tokens.iter().any(|t| *t >= vocabulary) {
+            return Err(StepError::Inconsistent("a token is not in the vocabulary"));
+        }
+        if step.pages.iter().flatten().any(|p| *p >= self.kv.pages) {
+            return Err(StepError::Inconsistent("a page is not in the pool"));
+        }
+        if step.slots.iter().any(|s| *s != NO_SLOT && s / PAGE_TOKENS >= self.kv.pages) {
+            return Err(StepError::Inconsistent("a KV slot is not in the pool"));
+        }
+        Ok(())
+    }
+
     /// Size of a buffer in the device layout.
     pub fn buffer_bytes(&self, buffer: Buffer) -> u64 {
         match buffer {
