@@ -445,16 +445,17 @@ impl Encoder<'_> {
 }
 
 impl Tokenizer {
-    /// The ids of a symbol that is no token: one for each of its bytes.
+    /// The ids of a symbol that is no token: one for each of its bytes that is a token.
     fn spell_out(&self, symbol: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let find = |text: &[u8]| self.vocabulary.find(text);
         for c in symbol.chars() {
             let mut utf8 = [0; 4];
             let utf8 = c.encode_utf8(&mut utf8).as_bytes();
             if matches!(self.scheme, Scheme::ByteLevel { .. }) {
-                // Here a character stands for a byte.
-                let id = find(utf8).or(self.unk);
-                ids.push(id.ok_or(TokenizerError::NoToken(alphabet::read(c).unwrap_or(0)))?);
+                // Here a character stands for a byte. Some vocabularies lack rare bytes (control characters, the first
+                // bytes of rare scripts); what their models learned from leaves these out. The unknown token would be
+                // wrong: it often is <|endoftext|>, which plain text must never become.
+                ids.extend(find(utf8));
                 continue;
             }
             for &byte in utf8 {

@@ -106,10 +106,27 @@ fn byte_level_merges_by_rank() {
 }
 
 #[test]
-fn what_cannot_be_spelled_is_an_error() {
+fn bytes_that_a_byte_level_vocabulary_lacks_are_left_out() {
+    // As SmolLM2's: its unknown token is <|endoftext|>, which a control character in a text must not become.
+    let with_unknown = TokenizerSpec {
+        model: "gpt2",
+        pre: Some("smollm"),
+        tokens: vec!["<|endoftext|>", "a", "b", "ab"],
+        kinds: vec![3, 1, 1, 1],
+        merges: vec!["a b"],
+        unk: Some(0),
+        ..TokenizerSpec::default()
+    };
+    let with_unknown = Tokenizer::new(&with_unknown).unwrap();
+    for parse in [false, true] {
+        assert_eq!(with_unknown.encode("ab\u{4}ab\u{16}", false, parse).unwrap(), [3, 3]);
+        assert_eq!(byte_level("gpt-2").unwrap().encode("ab\u{1}", false, parse).unwrap(), [4]);
+    }
+}
+
+#[test]
+fn ids_and_special_tokens_that_are_not_there_are_errors() {
     let tokenizer = byte_level("gpt-2").unwrap();
-    let error = tokenizer.encode("ab\u{1}", false, false).unwrap_err();
-    assert!(matches!(error, TokenizerError::NoToken(1)), "{error}");
     let error = tokenizer.decode(&[0, 10], false).unwrap_err();
     assert!(matches!(error, TokenizerError::NoSuchId { id: 10, tokens: 10 }), "{error}");
     let error = byte_level("llama-bpe").unwrap().encode("a", true, false).unwrap_err();
