@@ -6,9 +6,9 @@
 
 use thiserror::Error;
 
-/// A list of stop strings that cannot be used.
+/// A list of stop strings that cannot be used: the index of an empty one (counted from 1 in the message).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("stop string {0} is empty and would stop every text at once; leave it out")]
+#[error("stop string {} is empty and would stop every text at once; leave it out", .0 + 1)]
 pub struct StopError(pub usize);
 
 /// What a piece of text led to.

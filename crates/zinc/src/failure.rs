@@ -1,6 +1,6 @@
 //! How the program ends when something went wrong: a message on stderr and an exit code.
 
-use crate::output::say;
+use crate::output::{plain, say};
 use std::io;
 use std::process::ExitCode;
 
@@ -33,7 +33,7 @@ pub(crate) fn usage(message: impl Into<String>) -> anyhow::Error {
     Usage(message.into()).into()
 }
 
-/// An error and its causes in one line, without those that the error before already ends with.
+/// An error and its causes as plain text, without those that the error before already ends with.
 pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -43,7 +43,8 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
             line = format!("{line}: {cause}");
         }
     }
-    line
+    // Messages name what is in files.
+    line.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints an error and gives its exit code. A reader that has gone away (`zinc … | head`) is no error.
@@ -76,5 +77,6 @@ mod tests {
         assert_eq!(words(&plain), "cannot write x: the disk burns");
         let told = anyhow::Error::from(inner()).context("cannot write x: the disk burns");
         assert_eq!(words(&told), "cannot write x: the disk burns");
+        assert_eq!(words(&anyhow::anyhow!("no\u{1b}[31m\nmore")), "no\u{fffd}[31m\nmore", "steers no terminal");
     }
 }

@@ -4,6 +4,8 @@
 //! prompt ids ─► Engine.step … ─token─► StreamDecoder ─► StopMatcher ─► show(piece)
 //! ```
 
+use crate::args::SamplingArgs;
+use crate::failure::usage;
 use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::progress::Meter;
@@ -71,6 +73,18 @@ pub(crate) struct Answer {
     pub(crate) end: End,
     /// How long it took.
     pub(crate) timing: Timing,
+}
+
+impl Settings {
+    /// What the arguments ask for, of an answer that begins a text. To be called first: what is wrong with the arguments
+    /// should not wait for a model to load.
+    pub(crate) fn new(arguments: &SamplingArgs) -> Result<Settings> {
+        let (sampling, stops) = (arguments.sampling(), arguments.stop.clone());
+        sampling.check().map_err(|error| usage(error.to_string()))?;
+        StopMatcher::new(stops.clone()).map_err(|error| usage(error.to_string()))?;
+        let (predict, ignore_eos) = (arguments.limit(), arguments.ignore_eos);
+        Ok(Settings { predict, sampling, stops, ignore_eos, start: TextStart::Beginning })
+    }
 }
 
 impl Timing {

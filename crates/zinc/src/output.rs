@@ -16,6 +16,11 @@ pub(crate) fn print_line(line: &str) -> Result<()> {
     print(&format!("{line}\n"))
 }
 
+/// Text out of a model file, without what would move the cursor, colour or otherwise steer a terminal.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 /// A line on standard error. Where that is closed or full there is nobody left to tell, so that is no error.
 macro_rules! say {
     ($($words:tt)*) => {{

@@ -8,6 +8,7 @@ use crate::args::ModelArgs;
 use crate::default_model;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
+use crate::output::plain;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,7 +65,7 @@ impl Source {
         let model = zinc_models::open(&gguf).with_context(|| format!("cannot use the model {}", path.display()))?;
         let weights = Box::new(GgufWeights::new(gguf.clone(), &model.graph)?);
         let stem = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = model.spec.name.clone().unwrap_or_else(stem);
+        let name = plain(&model.spec.name.clone().filter(|name| !name.is_empty()).unwrap_or_else(stem));
         Ok(Source { name, model, gguf: Some(gguf), weights })
     }
 

@@ -257,6 +257,31 @@ fn chunks_and_tests_of_nothing_are_wrong_usage() {
 }
 
 #[test]
+fn an_empty_stop_string_is_wrong_usage() {
+    let m = model("llama");
+    let stops = ["-r", "x", "-r", ""];
+    fails(&zinc(&[&["run", &m, "-p", "a"][..], &stops].concat()), 2, &["stop string 2 is empty"]);
+    fails(&zinc(&[&["chat", &m][..], &stops].concat()), 2, &["stop string 2 is empty"]);
+}
+
+#[test]
+fn names_in_a_file_do_not_steer_the_terminal() {
+    // The model's name, changed in place.
+    let (m, folder) = (model("llama"), scratch("escapes"));
+    let mut bytes = std::fs::read(&m).expect("the model");
+    let name = b"tiny-llama";
+    let at = bytes.windows(name.len()).position(|w| w == name).expect("general.name");
+    bytes[at..at + 4].copy_from_slice(b"\x1b[2J");
+    let file = folder.join("m.gguf");
+    std::fs::write(&file, bytes).expect("written");
+    let file = file.display().to_string();
+    for arguments in [&["inspect", &file][..], &["bench", &file, "-p", "1", "-n", "0", "-r", "1", "--device", "cpu"]] {
+        let out = stdout(&zinc(arguments));
+        assert!(out.contains("[2J-llama") && !out.contains('\u{1b}'), "{out:?}");
+    }
+}
+
+#[test]
 fn too_many_threads_are_refused() {
     let m = model("llama");
     for many in ["100000", "18446744073709551615"] {
@@ -283,6 +308,7 @@ fn a_model_of_no_numbers_has_no_perplexity() {
 mod files {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::Child;
 
     #[test]
     fn folders_and_pipes_are_no_models() {
@@ -333,6 +359,34 @@ mod files {
         child.stdin.take().expect("a pipe").write_all(b"hi\n").expect("written");
         let output = child.wait_with_output().expect("zinc ends");
         fails(&output, 0, &["warning: the history is not kept", "--no-history"]);
+    }
+
+    #[test]
+    fn conversations_at_the_same_time_keep_each_others_history() {
+        let (m, state) = (model("llama"), scratch("history"));
+        let chat = |line: &str| {
+            let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+                .args(["chat", &m, "--chat-template", "chatml", "-n", "1", "--device", "cpu"])
+                .env("XDG_STATE_HOME", &state)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("zinc starts");
+            child.stdin.as_mut().expect("a pipe").write_all(line.as_bytes()).expect("written");
+            child
+        };
+        assert!(chat("first\n").wait().expect("zinc ends").success());
+        // All have read the history before one of them ends.
+        let mut children: Vec<Child> = (0..3).map(|i| chat(&format!("line {i}\n"))).collect();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        for child in &mut children {
+            assert!(child.wait().expect("zinc ends").success());
+        }
+        let history = std::fs::read_to_string(state.join("zinc/chat-history")).expect("a history");
+        for line in ["first", "line 0", "line 1", "line 2"] {
+            assert!(history.contains(line), "{line} is not in {history}");
+        }
     }
 
     /// Runs `zinc` with standard output and error closed or full; gives the exit code.

@@ -8,7 +8,7 @@
 //! keeps K and V of what is equal.
 
 use crate::args::{ComputeArgs, ModelArgs, SamplingArgs, TemplateArgs};
-use crate::failure::{usage, words};
+use crate::failure::words;
 use crate::folders;
 use crate::generate::{Answer, End, Settings, generate, print_speed};
 use crate::interrupt::Interrupt;
@@ -22,7 +22,6 @@ use rustyline::error::ReadlineError;
 use serde_json::Value;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use zinc_text::TextStart;
 
 const HELP: &str = "\
 /help            this list
@@ -53,8 +52,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let sampling = arguments.sampling.sampling();
-    sampling.check().map_err(|e| usage(e.to_string()))?;
+    let settings = Settings::new(&arguments.sampling)?;
     let interrupt = Interrupt::install()?;
     let session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
     interrupt.check()?;
@@ -64,13 +62,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             session.source.name
         )
     })?;
-    let settings = Settings {
-        predict: arguments.sampling.limit(),
-        sampling,
-        stops: arguments.sampling.stop.clone(),
-        ignore_eos: arguments.sampling.ignore_eos,
-        start: TextStart::Beginning,
-    };
     let messages = chat.beginning();
     let show_speed = arguments.show_speed || arguments.compute.verbose;
     let mut conversation = Conversation { session, chat, settings, interrupt, messages, show_speed };
@@ -121,7 +112,8 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
 fn save_history(editor: &mut DefaultEditor, file: &Path) -> Result<()> {
     let folder = file.parent().context("the history file has no folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    editor.save_history(file).with_context(|| format!("cannot write {}", file.display()))
+    // Appended, so that conversations at the same time do not lose each other's lines.
+    editor.append_history(file).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// A line, or several joined by a backslash at the end.

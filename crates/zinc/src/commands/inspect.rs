@@ -2,7 +2,7 @@
 
 use crate::args::ModelArgs;
 use crate::failure::usage;
-use crate::output::print_line;
+use crate::output::{plain, print_line};
 use crate::source;
 use anyhow::Result;
 use clap::Args;
@@ -62,11 +62,11 @@ fn as_text(gguf: &Gguf, supported: &Result<(), String>, full: bool) -> Result<St
     writeln!(out, "parameters {parameters}")?;
     match supported {
         Ok(()) => writeln!(out, "usable     yes")?,
-        Err(reason) => writeln!(out, "usable     no: {reason}")?,
+        Err(reason) => writeln!(out, "usable     no: {}", plain(reason))?,
     }
     writeln!(out, "\nmetadata ({})", gguf.metadata().len())?;
     for (key, value) in gguf.metadata().iter() {
-        writeln!(out, "  {key:<44} {}", shown(value, full))?;
+        writeln!(out, "  {:<44} {}", plain(key), plain(&shown(value, full)))?;
     }
     writeln!(out, "\nformats")?;
     for (name, (tensors, bytes)) in formats(gguf) {
@@ -75,7 +75,7 @@ fn as_text(gguf: &Gguf, supported: &Result<(), String>, full: bool) -> Result<St
     writeln!(out, "\ntensors ({})", gguf.tensors().len())?;
     for t in gguf.tensors() {
         let shape: Vec<String> = t.shape.iter().map(usize::to_string).collect();
-        writeln!(out, "  {:<32} {:<8} {:<20} {:>12} bytes", t.name, t.ty.name(), shape.join(" x "), t.bytes)?;
+        writeln!(out, "  {:<32} {:<8} {:<20} {:>12} bytes", plain(&t.name), t.ty.name(), shape.join(" x "), t.bytes)?;
     }
     Ok(out)
 }

@@ -41,9 +41,8 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut settings = Settings::new(&arguments.sampling)?;
     let text = prompt::text(arguments.prompt.as_deref(), arguments.file.as_deref())?;
-    let sampling = arguments.sampling.sampling();
-    sampling.check().map_err(|e| crate::failure::usage(e.to_string()))?;
     let interrupt = Interrupt::install()?;
     let mut session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
     interrupt.check()?;
@@ -51,21 +50,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         true => None,
         false => Chat::new(&arguments.template, &session.source, &session.tokenizer)?,
     };
-    let (ids, start) = match &chat {
+    let ids = match &chat {
         Some(chat) => {
             let mut messages = chat.beginning();
             messages.push(prompt::message("user", &text));
-            (session.tokenizer.encode_prompt(&chat.render(&messages)?)?, TextStart::Beginning)
+            session.tokenizer.encode_prompt(&chat.render(&messages)?)?
         }
-        // Who writes the whole prompt may write special tokens, too.
-        None => (session.tokenizer.encode(&text, true, true)?, TextStart::Continuation),
-    };
-    let settings = Settings {
-        predict: arguments.sampling.limit(),
-        sampling,
-        stops: arguments.sampling.stop.clone(),
-        ignore_eos: arguments.sampling.ignore_eos,
-        start,
+        None => {
+            settings.start = TextStart::Continuation;
+            // Who writes the whole prompt may write special tokens, too.
+            session.tokenizer.encode(&text, true, true)?
+        }
     };
     let mut show = |piece: &str| if arguments.json { Ok(()) } else { print(piece) };
     let answer = generate(&mut session, ids, &settings, &interrupt, &mut show)?;
