@@ -22,6 +22,10 @@ fn scratch(test: &str) -> PathBuf {
 
 /// Runs `zinc` with some standard input.
 fn zinc_with(input: &str, arguments: &[&str]) -> Output {
+    zinc_bytes(input.as_bytes(), arguments)
+}
+
+fn zinc_bytes(input: &[u8], arguments: &[&str]) -> Output {
     let home = scratch("home");
     let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
         .args(arguments)
@@ -34,7 +38,7 @@ fn zinc_with(input: &str, arguments: &[&str]) -> Output {
         .spawn()
         .expect("zinc starts");
     // A command that does not read its input may have ended already.
-    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).ok();
+    child.stdin.take().expect("a pipe").write_all(input).ok();
     child.wait_with_output().expect("zinc ends")
 }
 
@@ -307,6 +311,7 @@ fn a_model_of_no_numbers_has_no_perplexity() {
 #[cfg(unix)]
 mod files {
     use super::*;
+    use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Child;
 
@@ -386,6 +391,46 @@ mod files {
         let history = std::fs::read_to_string(state.join("zinc/chat-history")).expect("a history");
         for line in ["first", "line 0", "line 1", "line 2"] {
             assert!(history.contains(line), "{line} is not in {history}");
+        }
+    }
+
+    #[test]
+    fn a_stray_byte_does_not_end_a_chat_on_a_terminal() {
+        let m = model("llama");
+        let chat = ["chat", &m, "--chat-template", "chatml", "-n", "2", "--device", "cpu"];
+        fails(&zinc_bytes(b"\xff\nhi\n", &chat), 1, &["cannot read the next message", "UTF-8"]);
+        // `script` (util-linux) runs a program on a terminal of its own.
+        let line = format!("'{}' chat '{m}' --chat-template chatml -n 2 --device cpu", env!("CARGO_BIN_EXE_zinc"));
+        let started = Command::new("script")
+            .args(["-qec", &line, "/dev/null"])
+            .env("XDG_STATE_HOME", scratch("terminal"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut child) = started else {
+            println!("not run: there is no program `script`");
+            return;
+        };
+        // What is typed between two prompts is lost: wait for each.
+        let mut said = vec![];
+        for (line, then) in
+            [(&b"\xff\r"[..], "left out)"), (b"/system Be kind.\r", "(system prompt set"), (b"/exit\r", "")]
+        {
+            read_until(&mut child, "> ", &mut said);
+            child.stdin.as_mut().expect("a pipe").write_all(line).expect("written");
+            read_until(&mut child, then, &mut said);
+        }
+        assert!(child.wait().expect("script ends").success(), "{}", String::from_utf8_lossy(&said));
+    }
+
+    /// Reads standard output on, up to this text.
+    fn read_until(child: &mut Child, end: &str, said: &mut Vec<u8>) {
+        let from = said.len();
+        let mut byte = [0];
+        while !String::from_utf8_lossy(&said[from..]).contains(end) {
+            let read = child.stdout.as_mut().expect("a pipe").read_exact(&mut byte);
+            read.unwrap_or_else(|e| panic!("{e} before {end:?}: {}", String::from_utf8_lossy(said)));
+            said.push(byte[0]);
         }
     }
 

@@ -20,7 +20,7 @@ use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
 
 const HELP: &str = "\
@@ -84,7 +84,8 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
         // No file yet is no error, and a history that cannot be read is not worth failing for.
         editor.load_history(file).ok();
     }
-    if std::io::stdin().is_terminal() {
+    let terminal = std::io::stdin().is_terminal();
+    if terminal {
         say!("{}. /help lists commands, Ctrl-D ends.", conversation.session.source.name);
     }
     loop {
@@ -100,6 +101,10 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
             }
             Err(ReadlineError::Interrupted) => say!("(Ctrl-D or /exit ends)"),
             Err(ReadlineError::Eof) => break,
+            // A stray byte typed or pasted; of a pipe it would be a message that silently is not the user's.
+            Err(ReadlineError::Io(error)) if terminal && error.kind() == ErrorKind::InvalidData => {
+                say!("(that was not UTF-8 and is left out)")
+            }
             Err(error) => return Err(error).context("cannot read the next message"),
         }
     }
