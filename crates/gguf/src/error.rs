@@ -225,6 +225,14 @@ pub enum GgufError {
         /// How many parts there are.
         count: u64,
     },
+    /// A part of a split model that is not where the others are.
+    #[error("this model is split into {count} files, but {} is not there; put all of them into one folder", path.display())]
+    MissingPart {
+        /// Where it should be.
+        path: PathBuf,
+        /// How many parts there are.
+        count: u64,
+    },
     /// A part's `split.*` key that contradicts the other parts or the file name.
     #[error(
         "{key} is {found} where {expected} belongs; the parts of this split model do not belong together, download them again"
@@ -285,7 +293,7 @@ impl GgufError {
     /// The same error with the file's path before it.
     pub(crate) fn in_file(self, path: &std::path::Path) -> Self {
         match self {
-            Self::Io { .. } | Self::NoFile { .. } | Self::InFile { .. } => self,
+            Self::Io { .. } | Self::NoFile { .. } | Self::MissingPart { .. } | Self::InFile { .. } => self,
             other => Self::InFile { path: path.to_owned(), source: Box::new(other) },
         }
     }

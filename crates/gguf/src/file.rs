@@ -57,7 +57,7 @@ impl Gguf {
     /// then give changed bytes, or end the process.
     ///
     /// # Errors
-    /// [`GgufError::InFile`] (or [`GgufError::Io`]) with the part that is missing, damaged or does not
+    /// [`GgufError::InFile`] (or [`GgufError::Io`], [`GgufError::MissingPart`]) with the part that is missing, damaged or does not
     /// belong to the others.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref();
@@ -70,7 +70,12 @@ impl Gguf {
         let paths = split::part_paths(path, number, count).map_err(|e| e.in_file(path))?;
         let mut parts = Vec::new();
         for (i, path) in paths.iter().enumerate() {
-            let bytes = map(path)?;
+            let bytes = map(path).map_err(|error| match error {
+                GgufError::Io { path, source } if source.kind() == std::io::ErrorKind::NotFound => {
+                    GgufError::MissingPart { path, count }
+                }
+                other => other,
+            })?;
             let header = header(bytes.as_slice(), i).map_err(|e| e.in_file(path))?;
             split::check_part(&header.metadata, i as u64, count).map_err(|e| e.in_file(path))?;
             parts.push((bytes, header));

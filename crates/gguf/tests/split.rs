@@ -77,7 +77,7 @@ fn a_missing_part_is_named() {
     std::fs::remove_file(folder.part(2)).unwrap();
     let error = Gguf::open(folder.part(1)).unwrap_err();
     assert!(error.to_string().contains("model-00002-of-00003.gguf"), "{error}");
-    assert!(matches!(error, GgufError::Io { .. }));
+    assert!(matches!(error, GgufError::MissingPart { .. }) && error.to_string().contains("one folder"), "{error}");
 }
 
 #[test]
