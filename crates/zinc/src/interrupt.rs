@@ -3,27 +3,34 @@
 use crate::failure::Interrupted;
 use anyhow::{Context, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Counts how often Ctrl-C was pressed since it was last taken. The third time without a reaction ends the program at
 /// once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
     presses: Arc<AtomicU32>,
+    /// Nothing is going on that could react.
+    idle: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// Takes Ctrl-C over for the rest of the program; to be called once.
     pub(crate) fn install() -> Result<Interrupt> {
         let interrupt = Interrupt::default();
-        let presses = interrupt.presses.clone();
+        let Interrupt { presses, idle } = interrupt.clone();
         let handler = move || {
-            if presses.fetch_add(1, Ordering::Relaxed) >= 2 {
+            if presses.fetch_add(1, Ordering::Relaxed) >= 2 || idle.load(Ordering::Relaxed) {
                 std::process::exit(130);
             }
         };
         ctrlc::set_handler(handler).context("cannot take over Ctrl-C")?;
         Ok(interrupt)
+    }
+
+    /// While this is set, Ctrl-C ends the program at once: for waiting on a pipe.
+    pub(crate) fn set_idle(&self, idle: bool) {
+        self.idle.store(idle, Ordering::Relaxed);
     }
 
     /// Has it been pressed since the last call?

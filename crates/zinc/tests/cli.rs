@@ -513,6 +513,27 @@ mod ctrl_c {
     }
 
     #[test]
+    fn ends_a_chat_that_waits_for_a_pipe() {
+        let m = model("llama");
+        let chat = ["chat", &m, "--chat-template", "chatml", "--ignore-eos", "-n", "3", "--device", "cpu"];
+        let mut child = answering(&chat, "hello\n");
+        // Said when the answer is complete and the next line has been read.
+        child.stdin.as_mut().expect("a pipe").write_all(b"/system\n").expect("still there");
+        let mut said = String::new();
+        let stderr = child.stderr.as_mut().expect("a pipe");
+        while !said.contains("system prompt: (none)\n") {
+            let mut byte = [0];
+            stderr.read_exact(&mut byte).expect("an answer");
+            said.push(byte[0] as char);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        press(&child);
+        // Kept open: the end of the input would end the chat, too.
+        let _input = child.stdin.take();
+        assert_eq!(child.wait().expect("zinc ends").code(), Some(130));
+    }
+
+    #[test]
     fn a_request_to_terminate_is_obeyed() {
         let m = model("llama");
         let endless = ["chat", &m, "--chat-template", "chatml", "--ignore-eos", "-c", "100000", "--device", "cpu"];

@@ -89,7 +89,11 @@ fn converse(conversation: &mut Conversation, history: Option<PathBuf>) -> Result
         say!("{}. /help lists commands, Ctrl-D ends.", conversation.session.source.name);
     }
     loop {
-        match read_message(&mut editor) {
+        // A terminal gives Ctrl-C as a key.
+        conversation.interrupt.set_idle(!terminal);
+        let line = read_message(&mut editor);
+        conversation.interrupt.set_idle(false);
+        match line {
             Ok(line) if line.trim().is_empty() => continue,
             Ok(line) => {
                 if history.is_some() {
