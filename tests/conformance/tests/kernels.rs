@@ -1,7 +1,7 @@
 //! Plans and kernels of a fixed set, as text under review: a change of a template shows here. `cargo xtask bless`
 //! accepts the present output.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,6 +64,56 @@ fn text_of(plan: &Plan) -> String {
 
 /// Kernels of up to this many lines are shown whole.
 const SHORT: usize = 80;
+
+/// Shapes and format mixes that bring every template and every weight format.
+const SHAPES: &[&str] = &[
+    "llama3.1-8b:q4_k_m",
+    "qwen2.5-32b:q5_k_m",
+    "qwen3-0.6b:q8_0",
+    "gemma3-270m:q4_0",
+    "smollm2-135m:q4_1",
+    "smollm2-135m:q5_0",
+    "smollm2-135m:q5_1",
+    "smollm2-135m:f16",
+    "smollm2-135m:bf16",
+    "smollm2-135m:f32",
+];
+
+/// Writes the SPIR-V of all kernels of real shapes, for every subgroup size, where the test runner has them validated.
+#[test]
+fn kernels_of_real_shapes_become_spirv() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/zinc-test/spirv/kernels"));
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    let mut written = HashSet::new();
+    for shape in SHAPES {
+        let (model, _) = zinc_models::synthetic(shape, Some(1)).expect("a shape");
+        let kv = Arc::new(KvLayout::new(&model.graph, KvType::F16, 64));
+        for subgroup in [4, 8, 16, 32, 64] {
+            for (tokens, act, tail) in [
+                (1, ActPrecision::F32, Tail::Greedy),
+                (3, ActPrecision::Q8, Tail::Best(40)),
+                (64, ActPrecision::F32, Tail::Logits),
+                (512, ActPrecision::F16, Tail::Greedy),
+            ] {
+                for fuse in [true, false] {
+                    let bucket = Bucket { tokens, outputs: 1, context: 1024, sequences: 2, tail };
+                    let choices = Choices { act, fuse, ..Choices::default() };
+                    let plan = compile(&model.graph, &kv, bucket, &gpu_caps(subgroup), &choices).expect("compiles");
+                    for kernel in &plan.kernels {
+                        let name = format!("{:032x}.spv", kernel.fingerprint());
+                        if written.insert(name.clone()) {
+                            let words = zinc_spirv::emit(kernel, zinc_spirv::FloatModes::default()).expect("emits");
+                            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+                            std::fs::write(folder.join(name), bytes).expect("the file can be written");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    println!("{} kernels", written.len());
+    assert!(written.len() > 500, "only {} kernels", written.len());
+}
 
 #[test]
 fn decode_in_subgroups_of_32() {
