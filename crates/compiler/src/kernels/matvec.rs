@@ -17,6 +17,7 @@ use crate::{CompileError, LaunchSketch, Region};
 use zinc_ir::graph::{Activation, NodeId, Op, Weight, WeightId};
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::plan::{ActPrecision, Input};
+use zinc_ir::quant::UNIT;
 
 pub(super) static MATVEC: Template = Template {
     name: "matvec",
@@ -212,11 +213,18 @@ impl Shape {
     pub(super) fn tile(self) -> u32 {
         self.subgroups * self.rows * self.turns
     }
-    /// A shape for `m` weight rows and `n` input rows: as many rows per subgroup as registers allow, and more turns
-    /// only when there are tiles to spare.
-    pub(super) fn choose(ctx: &Ctx<'_>, m: u32, n: u32) -> Shape {
+    /// A shape for `m` weight rows and `n` input rows. More rows per subgroup read the inputs less often: four of one weight
+    /// where a unit unpacks cheaply, or where there are tiles to spare (measured on an H200; docs/internals/performance.md).
+    /// More turns only when there are tiles to spare.
+    pub(super) fn choose(ctx: &Ctx<'_>, weights: &[&Weight], m: u32, n: u32) -> Shape {
         let subgroups = ctx.subgroups();
-        let rows = if n <= 2 { 2 } else { 1 };
+        let cheap = weights.iter().all(|w| w.format.device_block() == UNIT);
+        let spare = m.div_ceil(subgroups * 4) >= ctx.caps.parallel_tiles;
+        let rows = match n {
+            1 if weights.len() == 1 && (cheap || spare) => 4,
+            1 | 2 => 2,
+            _ => 1,
+        };
         let tiles = m.div_ceil(subgroups * rows);
         let turns = (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
         Shape { subgroups, rows, turns }
@@ -272,7 +280,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
     let (m, n) = (ctx.cols(out), ctx.rows(out));
     let weights: Vec<_> = parts.products.iter().map(|w| ctx.graph.weight_of(*w)).collect();
-    let shape = Shape::choose(ctx, m, n);
+    let shape = Shape::choose(ctx, &weights, m, n);
     let sg = ctx.caps.subgroup_size;
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
     let name = format!("{}_{}_{m}x{}x{n}", region.template.name, formats.join("_"), weights[0].cols);
