@@ -17,7 +17,6 @@ use crate::{CompileError, LaunchSketch, Region};
 use zinc_ir::graph::{Activation, NodeId, Op, Weight, WeightId};
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::plan::{ActPrecision, Input};
-use zinc_ir::quant::UNIT;
 
 pub(super) static MATVEC: Template = Template {
     name: "matvec",
@@ -213,15 +212,13 @@ impl Shape {
     pub(super) fn tile(self) -> u32 {
         self.subgroups * self.rows * self.turns
     }
-    /// A shape for `m` weight rows and `n` input rows. More rows per subgroup read the inputs less often: four of one weight
-    /// where a unit unpacks cheaply, or where there are tiles to spare (measured on an H200; docs/internals/performance.md).
-    /// More turns only when there are tiles to spare.
+    /// A shape for `m` weight rows and `n` input rows. Four rows of one weight read the inputs half as often as two, but
+    /// pay only where there are tiles to spare (docs/internals/performance.md); so do turns.
     pub(super) fn choose(ctx: &Ctx<'_>, weights: &[&Weight], m: u32, n: u32) -> Shape {
         let subgroups = ctx.subgroups();
-        let cheap = weights.iter().all(|w| w.format.device_block() == UNIT);
         let spare = m.div_ceil(subgroups * 4) >= ctx.caps.parallel_tiles;
         let rows = match n {
-            1 if weights.len() == 1 && (cheap || spare) => 4,
+            1 if weights.len() == 1 && spare => 4,
             1 | 2 => 2,
             _ => 1,
         };
