@@ -16,17 +16,8 @@ const MACHINE_PATHS: &[&str] = &[
     concat!("/Us", "ers/"),
 ];
 
-/// Hosts that a package client knows by itself.
-const REGISTRY_HOSTS: &[&str] = &[
-    concat!("deb.deb", "ian.org"),
-    concat!("security.deb", "ian.org"),
-    concat!("snapshot.deb", "ian.org"),
-    concat!("pypi", ".org"),
-    concat!("pythonhosted", ".org"),
-    concat!("crates", ".io"),
-    concat!("registry.npmjs", ".org"),
-    concat!("proxy.golang", ".org"),
-];
+/// Words in the host names of package registries, which a package's client knows by itself.
+const REGISTRY_WORDS: &[&str] = &["debian", "pypi", "pythonhosted", "crates", "npmjs", "golang"];
 
 /// Documents whose paths must exist.
 const DOCUMENTS: &[&str] = &["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"];
@@ -60,11 +51,17 @@ fn forbidden(text: &Text) -> Vec<Finding> {
         for path in MACHINE_PATHS.iter().filter(|path| begins_a_path(line, path)) {
             find(format!("`{path}…` exists on one machine only"));
         }
-        for host in REGISTRY_HOSTS.iter().filter(|host| line.contains(**host)) {
+        for host in hosts(line).filter(|host| REGISTRY_WORDS.iter().any(|word| host.contains(word))) {
             find(format!("`{host}`: leave the address of a registry to its client"));
         }
     }
     findings
+}
+
+/// What looks like a host name: labels joined by dots, ending like one.
+fn hosts(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c));
+    words.filter(|word| [".org", ".io", ".com", ".net"].iter().any(|end| word.ends_with(end)))
 }
 
 /// Whether `start` stands in `line` as the beginning of a path, not in its middle.
@@ -109,7 +106,7 @@ mod tests {
 
     #[test]
     fn hosts() {
-        let text = format!("one\nhttps://{}/x\n", concat!("pypi", ".org"));
+        let text = format!("one\nhttps://mirror-of-{}.example.{}/x\ncrates/ir and docs.{}\n", "debian", "org", "rs");
         let lines: Vec<usize> = forbidden(&Text { path: "a".into(), text }).iter().map(|found| found.line).collect();
         assert_eq!(lines, [2]);
     }
