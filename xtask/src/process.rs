@@ -28,6 +28,8 @@ pub(crate) fn shared_fixtures() -> PathBuf {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace());
+    // `cargo run` sets it for us; build scripts that look at it would run again whenever cargo is started by hand.
+    command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
 

@@ -237,7 +237,7 @@ fn a_recorded_plan_is_replayed_with_new_inputs() {
     let second =
         device.prepare(&plans.plan(n, n, chain(1 << 20), (1 << 20) + 512, bytes), &mut |_| {}).expect("prepares");
     for round in 0..5 {
-        let input: Vec<u32> = (0..n / 2 + round).map(|i| i * 3 + round).collect();
+        let input: Vec<u32> = (0..n / 2 + round).map(|i| (i * 3 + round) % 64).collect();
         let rows = input.len() as u32;
         let expected: Vec<u32> = input.iter().map(|t| t + 111).collect();
         let mut short = step(&input, rows);
