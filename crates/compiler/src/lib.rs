@@ -80,7 +80,8 @@ pub fn compile(
     choices: &Choices,
 ) -> Result<Plan, CompileError> {
     check_bucket(&bucket)?;
-    let (graph, output) = simplify::with_tail(graph, &bucket);
+    let graph = simplify::with_quantized_inputs(graph, &bucket, caps, choices);
+    let (graph, output) = simplify::with_tail(&graph, &bucket);
     let inputs = InputLayout::new(&graph, bucket);
     let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
     let regions = select(&ctx)?;

@@ -11,6 +11,8 @@ pub struct Region {
     pub template: &'static Template,
     /// Its nodes, in topological order.
     pub nodes: Vec<NodeId>,
+    /// Those whose values leave the region: read by others, or the step's output.
+    pub gives: Vec<NodeId>,
 }
 
 impl Region {
@@ -83,7 +85,7 @@ pub fn select(ctx: &Ctx<'_>) -> Result<Vec<Region>, CompileError> {
             let mut nodes = (template.matches)(&finder, id)?;
             nodes.sort();
             nodes.dedup();
-            Some(Region { template, nodes })
+            Some(Region { template, nodes, gives: vec![] })
         });
         let Some(region) = found else {
             return Err(ctx.unsupported(id, "no template matches"));
@@ -97,7 +99,21 @@ pub fn select(ctx: &Ctx<'_>) -> Result<Vec<Region>, CompileError> {
     // A region runs where its last node stands: everything it reads from outside has a lower number than one of its
     // own nodes, but perhaps a higher one than its first.
     regions.sort_by_key(Region::last);
-    order(ctx, regions)
+    let mut regions = order(ctx, regions)?;
+    find_given(ctx, &mut regions);
+    Ok(regions)
+}
+
+fn find_given(ctx: &Ctx<'_>, regions: &mut [Region]) {
+    let mut read = vec![false; ctx.graph.nodes().len()];
+    for region in regions.iter() {
+        for input in region.nodes.iter().flat_map(|n| ctx.graph.op(*n).inputs()) {
+            read[input.index()] |= !region.nodes.contains(&input);
+        }
+    }
+    for region in regions {
+        region.gives = region.nodes.iter().copied().filter(|n| read[n.index()] || Some(*n) == ctx.output).collect();
+    }
 }
 
 /// Stable topological order of regions (the sort above is one already, unless a region's outside input is produced

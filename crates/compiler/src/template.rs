@@ -99,7 +99,11 @@ impl Ctx<'_> {
     }
     /// Bytes of a value.
     pub fn value_bytes(&self, id: NodeId) -> u64 {
-        self.rows(id) as u64 * self.cols(id) as u64 * 4
+        let row = match self.quantized(id) {
+            Some((_, _, wide)) => crate::kernels::quantized_row_bytes(self.cols(id), wide),
+            None => self.cols(id) * 4,
+        };
+        self.rows(id) as u64 * row as u64
     }
     /// Lanes of a workgroup: about `wanted`, in whole subgroups, as far as the device allows.
     pub fn lanes(&self, wanted: u32) -> u32 {

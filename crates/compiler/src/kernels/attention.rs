@@ -1,37 +1,64 @@
-//! Attention over paged K and V: the context cut into splits, and a merge of the splits.
+//! Attention over paged K and V for few rows: the context cut into splits, and a merge of the splits.
 //!
 //! ```text
-//! tile (row, KV head, split): for each run of CHUNK tokens
-//!     scores[g][t] = scale · q_g · K_t   ─►   running max and sum   ─►   acc_g += Σ p_t · V_t
-//! one split: acc / sum is the answer;  several: (acc, max, sum) go to scratch and `merge` combines them in order
+//! tile (split, part of a KV head's query heads, row):
+//!     team of lanes: tokens t, t + teams, …   s_g = scale · q_g · K_t ─► running (max, sum, Σ p·V) per query head
+//!     teams ─► one (max, sum, Σ p·V)
+//! one split: Σ p·V / sum is the answer;  several: they go to scratch and `merge` combines them in order
+//! the answer [─► quantize]
 //! ```
 //!
-//! The `g` query heads that share a KV head are computed together, so K and V are read once. A token's row of K is
-//! shared by `team` lanes (16-byte loads each), teams take tokens in turn. Chunk boundaries are fixed positions: the
-//! same tokens give the same partial sums in any batch and in any context bucket.
+//! The query heads that share a KV head are computed together, so K and V are read once. Teams never wait for each
+//! other before the end: what a step costs is latency, and every token's K and V are asked for at once. Split
+//! boundaries are fixed positions: the same tokens give the same sums in any batch and in any context bucket.
 
 use super::args::{Args, launch};
+use super::matvec::shared_quad;
+use super::quantize::{self, Blocks};
 use super::rows::for_items;
+use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
 use zinc_ir::plan::{Input, KvType, PAGE_TOKENS};
+use zinc_ir::quant::UNIT;
 
 pub(super) static ATTENTION: Template = Template {
     name: "attention",
     summary: "softmax(q·Kᵀ)·V over cache pages, split over the context and merged",
     fused: false,
-    matches: |f, node| matches!(f.op(node), Op::Attention { .. }).then(|| vec![node]),
+    matches: match_attention,
     emit,
 };
 
-/// Tokens between two updates of the running maximum; a split is a whole number of chunks.
-const CHUNK: u32 = 128;
+fn match_attention(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let spec = |id| match *f.op(id) {
+        Op::Attention { spec, .. } => Some(spec),
+        _ => None,
+    };
+    if let Some((value, quantized)) = quantize::ending(f, node)
+        && let Some(spec) = spec(value)
+        && f.private(value, &[quantized])
+        && spec.head_dim.is_multiple_of(UNIT)
+        && (spec.heads / spec.kv_heads).is_multiple_of(heads_at_once(spec.heads / spec.kv_heads))
+    {
+        return Some(vec![value, quantized]);
+    }
+    spec(node).map(|_| vec![node])
+}
+
+/// Tokens per split.
+const SPLIT: u32 = 256;
 /// The score of a token that is not there: finite, since drivers need not honour infinities.
 pub(super) const NONE: f32 = -1e30;
-/// Chunks per split when the context is split.
-const SPLIT_CHUNKS: u32 = 2;
+/// Query heads that a lane has registers for.
+const MOST_HEADS: u32 = 6;
+
+/// Query heads per tile out of a group that shares a KV head.
+fn heads_at_once(group: u32) -> u32 {
+    group.div_ceil(group.div_ceil(MOST_HEADS))
+}
 
 /// The geometry of one kernel.
 #[derive(Clone, Copy)]
@@ -40,15 +67,20 @@ struct Shape {
     kv: KvType,
     /// Query heads per KV head.
     group: u32,
+    /// Query heads per tile.
+    heads: u32,
     /// Lanes that share a token.
     team: u32,
     /// Elements of a head per lane.
     each: u32,
+    /// Tokens a team takes at once.
+    at_once: u32,
     /// Lanes per workgroup.
     lanes: u32,
     subgroup: u32,
     splits: u32,
     context: u32,
+    max_shared: u32,
 }
 
 fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, CompileError> {
@@ -60,32 +92,85 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     while team * 2 <= subgroup && spec.head_dim.is_multiple_of(team * 2 * 8) {
         team *= 2;
     }
-    let lanes = ctx.lanes(128);
-    let rows = ctx.bucket.tokens;
-    let split = SPLIT_CHUNKS * CHUNK;
-    let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(split) };
-    let group = spec.heads / spec.kv_heads;
     let each = spec.head_dim / team;
-    Ok(Shape { spec, kv: ctx.kv.ty, group, team, each, lanes, subgroup, splits, context: ctx.bucket.context })
+    let rows = ctx.bucket.tokens;
+    let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(SPLIT) };
+    let group = spec.heads / spec.kv_heads;
+    Ok(Shape {
+        spec,
+        kv: ctx.kv.ty,
+        group,
+        heads: heads_at_once(group),
+        team,
+        each,
+        at_once: if each <= 8 { 4 } else { 1 },
+        // A page's worth of teams.
+        lanes: ctx.lanes((PAGE_TOKENS * team).min(512)),
+        subgroup,
+        splits,
+        context: ctx.bucket.context,
+        max_shared: ctx.caps.max_shared_bytes,
+    })
+}
+
+impl Shape {
+    fn teams(&self) -> u32 {
+        self.lanes / self.team
+    }
+    fn subgroups(&self) -> u32 {
+        self.lanes / self.subgroup
+    }
+    /// Tiles per KV head.
+    fn parts(&self) -> u32 {
+        self.group.div_ceil(self.heads)
+    }
+    /// Heads whose sums of all subgroups fit the shared memory together.
+    fn gathered(&self) -> u32 {
+        let per_head = self.subgroups() * (self.spec.head_dim + 2) * 4;
+        let values = self.heads * self.spec.head_dim * 4;
+        (self.max_shared.saturating_sub(values + 1024) / per_head).clamp(1, self.heads)
+    }
+}
+
+/// Where the answer goes.
+#[derive(Clone, Copy)]
+struct Answer<'b> {
+    /// F32 rows.
+    value: Option<Val<'b>>,
+    /// The quantizing node, its rows.
+    quantized: Option<(NodeId, Val<'b>)>,
+}
+
+fn answer<'b>(args: &Args<'b>, value: NodeId, region: &Region) -> Answer<'b> {
+    let quantized = region.nodes.iter().copied().find(|n| *n != value);
+    Answer {
+        value: region.gives.contains(&value).then(|| args.write("y", Operand::Value(value))),
+        quantized: quantized.map(|q| (q, args.write("quantized", Operand::Value(q)))),
+    }
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
-    let node = region.last();
+    // An attention, perhaps with a quantization behind it.
+    let node = region.nodes[0];
     let (q, layer, spec) = operands(ctx, node)?;
     let s = shape(ctx, node, spec)?;
     let rows = ctx.rows(node);
     let name = format!("attention_{}x{}x{}_{:?}_{}", spec.heads, spec.kv_heads, spec.head_dim, s.kv, s.splits);
-    let grid = [s.splits, spec.kv_heads, rows];
+    let grid = [s.splits, spec.kv_heads * s.parts(), rows];
     let partial = launch(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
-        let out = if s.splits == 1 { ("y", Operand::Value(node)) } else { ("partial", Operand::Temp(0)) };
-        let io = Io::declare(args, q, layer, out);
-        body(b, &s, &io);
+        let (io, out) = if s.splits == 1 {
+            (Io::read(args, q, layer), Err(answer(args, node, region)))
+        } else {
+            let io = Io::read(args, q, layer);
+            (io, Ok(args.write("partial", Operand::Temp(0))))
+        };
+        body(ctx, b, &s, &io, out);
     });
     if s.splits == 1 {
         return Ok(Emission { launches: vec![partial], temps: vec![] });
     }
     let partial_bytes = rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4;
-    Ok(Emission { launches: vec![partial, merge(node, &s, rows)], temps: vec![partial_bytes] })
+    Ok(Emission { launches: vec![partial, merge(ctx, node, region, &s, rows)], temps: vec![partial_bytes] })
 }
 
 /// The query, layer and sizes of an attention over a cache.
@@ -99,7 +184,7 @@ pub(super) fn operands(ctx: &Ctx<'_>, node: NodeId) -> Result<(NodeId, u32, Atte
     Ok((q, layer, spec))
 }
 
-/// What an attention kernel reads and writes.
+/// What an attention kernel reads.
 pub(super) struct Io<'b> {
     pub q: Val<'b>,
     pub visible: Val<'b>,
@@ -107,11 +192,10 @@ pub(super) struct Io<'b> {
     pub pages: Val<'b>,
     pub k: Val<'b>,
     pub v: Val<'b>,
-    pub out: Val<'b>,
 }
 
 impl<'b> Io<'b> {
-    pub(super) fn declare(args: &Args<'b>, q: NodeId, layer: u32, out: (&str, Operand)) -> Io<'b> {
+    pub(super) fn read(args: &Args<'b>, q: NodeId, layer: u32) -> Io<'b> {
         Io {
             q: args.read("q", Operand::Value(q)),
             visible: args.read("visible", Operand::Input(Input::Visible)),
@@ -119,7 +203,6 @@ impl<'b> Io<'b> {
             pages: args.read("pages", Operand::Input(Input::Pages)),
             k: args.read("k_cache", Operand::KvK(layer)),
             v: args.read("v_cache", Operand::KvV(layer)),
-            out: args.write(out.0, out.1),
         }
     }
 }
@@ -137,80 +220,72 @@ fn partial_at<'b>(s: &Shape, row: Val<'b>, head: Val<'b>, split: Val<'b>) -> Val
     ((row * s.spec.heads + head) * s.splits + split) * (s.spec.head_dim + 2)
 }
 
-fn body<'b>(b: &'b Builder, s: &Shape, io: &Io<'b>) {
-    let (split, kv_head, row) = (b.tile(0), b.tile(1), b.tile(2));
-    let scores = b.shared("scores", Type::F32, s.group * CHUNK);
-    let gather = b.shared("gather", Type::F32, s.lanes / s.team * s.spec.head_dim);
+fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, s: &Shape, io: &Io<'b>, out: Result<Val<'b>, Answer<'b>>) {
+    let (split, part, row) = (b.tile(0), b.tile(1), b.tile(2));
     let visible = b.load(Type::U32, io.visible, row * 4, 4);
     let sequence = b.load(Type::U32, io.sequence, row * 4, 4);
     let table = sequence * (s.context / PAGE_TOKENS);
     let lowest = lowest(b, &s.spec, visible);
-    let per_split = if s.splits == 1 { s.context.next_multiple_of(CHUNK) } else { SPLIT_CHUNKS * CHUNK };
-    let start = (split * per_split).max(lowest / CHUNK * CHUNK);
+    let per_split = if s.splits == 1 { s.context } else { SPLIT };
+    let start = (split * per_split).max(lowest / PAGE_TOKENS * PAGE_TOKENS);
     let end = (split * per_split + per_split).min(visible);
     let (within, team) = (b.local_id() % s.team, b.local_id() / s.team);
-    let tile = Tile { b, s, io, row, kv_head, split, table, within, team, scores, gather };
+    let kv_head = part / s.parts();
+    let first = (part % s.parts()) * s.heads;
+    let tile = Tile { b, s, io, row, kv_head, first, table, within, team, range: [lowest, end] };
     let q = tile.load_q();
-    let group = s.group as usize;
-    let quads = (s.each / 4) as usize;
-    let mut init: Vec<Val<'b>> = vec![b.f32x4(0.0); group * quads];
-    init.extend(vec![b.f32(NONE); group]);
-    init.extend(vec![b.f32(0.0); group]);
-    let state = b.for_(start, end, CHUNK, &init, |chunk, state| {
-        let last = (chunk + CHUNK).min(end);
-        let range = Range { chunk, last, lowest };
-        tile.score(&q, range);
-        b.barrier();
-        let next = tile.fold(range, state);
-        b.barrier();
-        next
-    });
-    tile.finish(&state);
+    let quads = (s.heads * s.each / 4) as usize;
+    let mut init: Vec<Val<'b>> = vec![b.f32x4(0.0); quads];
+    init.extend(vec![b.f32(NONE); s.heads as usize]);
+    init.extend(vec![b.f32(0.0); s.heads as usize]);
+    let state = b.for_(start, end, s.teams() * s.at_once, &init, |base, state| tile.fold(&q, base, state));
+    let state = tile.over_subgroup(state);
+    tile.finish(ctx, &state, split, out);
 }
 
-/// Tokens `chunk .. last` of a chunk, of which those from `lowest` on are visible.
-#[derive(Clone, Copy)]
-struct Range<'b> {
-    chunk: Val<'b>,
-    last: Val<'b>,
-    lowest: Val<'b>,
-}
-
-/// One (row, KV head, split), and this lane's place in it.
+/// One (row, part of a KV head's group), and this lane's place in it.
 struct Tile<'a, 'b> {
     b: &'b Builder,
     s: &'a Shape,
     io: &'a Io<'b>,
     row: Val<'b>,
     kv_head: Val<'b>,
-    split: Val<'b>,
+    /// First query head within the group.
+    first: Val<'b>,
     /// First entry of the row's page table.
     table: Val<'b>,
     /// Lane within its team.
     within: Val<'b>,
     team: Val<'b>,
-    /// Shared `[query head][token of the chunk]`.
-    scores: u32,
-    /// Shared `[team][element]`.
-    gather: u32,
+    /// Tokens from the first on and below the second are visible here.
+    range: [Val<'b>; 2],
 }
 
 impl<'b> Tile<'_, 'b> {
+    /// Query head `g` of the tile within the group, and whether it exists: the last tile of a group may be short.
+    fn head(&self, g: u32) -> (Val<'b>, Option<Val<'b>>) {
+        let (b, s) = (self.b, self.s);
+        let local = self.first + g;
+        if s.group.is_multiple_of(s.heads) {
+            return (self.kv_head * s.group + local, None);
+        }
+        (self.kv_head * s.group + local.min(b.u32(s.group - 1)), Some(local.lt(s.group)))
+    }
+
     /// Element offset of this lane's part of token `t` in K or V.
     fn token(&self, t: Val<'b>) -> Val<'b> {
         let (b, s) = (self.b, self.s);
-        let page = b.load(Type::U32, self.io.pages, (self.table + t / PAGE_TOKENS) * 4, 4);
+        let page = b.load_at(Type::U32, self.io.pages, (self.table + t / PAGE_TOKENS) * 4, 0, 4, true);
         ((page * s.spec.kv_heads + self.kv_head) * PAGE_TOKENS + t % PAGE_TOKENS) * s.spec.head_dim
             + self.within * s.each
     }
 
-    /// This lane's part of every query head of the group, times the scale.
+    /// This lane's part of every query head of the tile, times the scale.
     fn load_q(&self) -> Vec<Vec<Val<'b>>> {
         let (b, s) = (self.b, self.s);
-        (0..s.group)
+        (0..s.heads)
             .map(|g| {
-                let head = self.kv_head * s.group + g;
-                let at = (self.row * s.spec.heads + head) * s.spec.head_dim + self.within * s.each;
+                let at = (self.row * s.spec.heads + self.head(g).0) * s.spec.head_dim + self.within * s.each;
                 let quad = |i| b.load_at(Type::F32X4, self.io.q, at * 4, i * 16, 16, true) * s.spec.scale;
                 (0..s.each / 4).map(quad).collect()
             })
@@ -237,136 +312,218 @@ impl<'b> Tile<'_, 'b> {
         }
     }
 
-    /// Scores of the chunk's tokens into shared memory; tokens outside the visible range get [`NONE`].
-    fn score(&self, q: &[Vec<Val<'b>>], range: Range<'b>) {
+    /// Folds the team's tokens from `base` on into (Σ p·V, maxima, sums).
+    fn fold(&self, q: &[Vec<Val<'b>>], base: Val<'b>, state: &[Val<'b>]) -> Vec<Val<'b>> {
         let (b, s) = (self.b, self.s);
-        b.for_(b.u32(0), b.u32(CHUNK), s.lanes / s.team, &[], |base, _| {
-            let local = base + self.team;
-            let t = range.chunk + local;
-            let valid = t.lt(range.last) & t.ge(range.lowest) & local.lt(CHUNK);
-            let k = self.load_kv(self.io.k, self.token(t.min(range.last - 1)));
-            for (g, q) in q.iter().enumerate() {
-                let mut sum = q[0] * k[0];
-                for i in 1..k.len() {
-                    sum = b.fma(q[i], k[i], sum);
-                }
-                let mut sum = sum.sum_lanes();
-                let mut step = 1;
-                while step < s.team {
-                    sum = sum + sum.shuffle_xor(step);
-                    step *= 2;
-                }
-                let score = valid.select(sum, b.f32(NONE));
-                b.if_(self.within.eq(0) & local.lt(CHUNK), || {
-                    b.shared_store(self.scores, local + g as u32 * CHUNK, score);
-                });
-            }
-            vec![]
-        });
-    }
-
-    /// Folds a chunk into (accumulators, maxima, sums).
-    fn fold(&self, range: Range<'b>, state: &[Val<'b>]) -> Vec<Val<'b>> {
-        let (b, s) = (self.b, self.s);
-        let (group, quads) = (s.group as usize, (s.each / 4) as usize);
-        let (acc, rest) = state.split_at(group * quads);
-        let (maxima, sums) = rest.split_at(group);
-        let (mut next_max, mut next_sum, mut scaled) = (vec![], vec![], vec![]);
-        for g in 0..group {
-            let at = g as u32 * CHUNK;
-            let own = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(NONE)], |i, best| {
-                vec![best[0].max(b.shared_load(self.scores, i + at))]
-            });
-            // Every chunk holds a visible token, so `max` is a real score.
-            let max = own[0].subgroup_max().max(maxima[g]);
-            let sum = b.for_(b.lane(), b.u32(CHUNK), s.subgroup, &[b.f32(0.0)], |i, sum| {
-                vec![sum[0] + (b.shared_load(self.scores, i + at) - max).exp()]
-            });
+        let (heads, quads) = (s.heads as usize, (s.each / 4) as usize);
+        let (acc, rest) = state.split_at(heads * quads);
+        let (maxima, sums) = rest.split_at(heads);
+        let [lowest, end] = self.range;
+        let tokens: Vec<Val<'b>> = (0..s.at_once).map(|u| base + self.team + u * s.teams()).collect();
+        let places: Vec<Val<'b>> = tokens.iter().map(|t| self.token(t.min(end - 1))).collect();
+        let seen: Vec<Val<'b>> = tokens.iter().map(|t| t.lt(end) & t.ge(lowest)).collect();
+        let keys: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.k, *at)).collect();
+        let values: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.v, *at)).collect();
+        let (mut next, mut next_max, mut next_sum) = (vec![], vec![], vec![]);
+        for g in 0..heads {
+            let scores: Vec<Val<'b>> =
+                keys.iter().zip(&seen).map(|(k, seen)| seen.select(self.score(&q[g], k), b.f32(NONE))).collect();
+            let max = scores.iter().fold(maxima[g], |m, s| m.max(*s));
             let keep = (maxima[g] - max).exp();
-            next_sum.push(b.fma(sums[g], keep, sum[0].subgroup_add()));
+            let shares: Vec<Val<'b>> =
+                scores.iter().zip(&seen).map(|(s, seen)| seen.select((*s - max).exp(), b.f32(0.0))).collect();
+            next_sum.push(shares.iter().fold(sums[g] * keep, |sum, p| sum + *p));
             next_max.push(max);
-            scaled.extend(acc[g * quads..(g + 1) * quads].iter().map(|a| *a * keep.splat(4)));
-        }
-        let mut next = b.for_(self.team + range.chunk, range.last, s.lanes / s.team, &scaled, |t, acc| {
-            let v = self.load_kv(self.io.v, self.token(t));
-            let mut acc = acc.to_vec();
-            for g in 0..group {
-                let score = b.shared_load(self.scores, t - range.chunk + g as u32 * CHUNK);
-                let p = (score - next_max[g]).exp().splat(4);
-                for i in 0..quads {
-                    acc[g * quads + i] = b.fma(p, v[i], acc[g * quads + i]);
-                }
+            for i in 0..quads {
+                let kept = acc[g * quads + i] * keep.splat(4);
+                next.push(shares.iter().zip(&values).fold(kept, |a, (p, v)| b.fma(p.splat(4), v[i], a)));
             }
-            acc
-        });
+        }
         next.extend(next_max);
         next.extend(next_sum);
         next
     }
 
-    /// Adds up the teams' accumulators and stores the answer or the partial result.
-    fn finish(&self, state: &[Val<'b>]) {
-        let (b, s, io) = (self.b, self.s, self.io);
-        let (row, split) = (self.row, self.split);
-        let (group, quads, dim) = (s.group as usize, (s.each / 4) as usize, s.spec.head_dim);
-        let (acc, rest) = state.split_at(group * quads);
-        let (maxima, sums) = rest.split_at(group);
-        for g in 0..group {
-            for (i, quad) in acc[g * quads..(g + 1) * quads].iter().enumerate() {
-                for e in 0..4 {
-                    let at = self.team * dim + self.within * s.each + (i as u32 * 4 + e);
-                    b.shared_store(self.gather, at, quad.lane(e as u8));
+    /// q · k over the team.
+    fn score(&self, q: &[Val<'b>], k: &[Val<'b>]) -> Val<'b> {
+        let mut sum = q[0] * k[0];
+        for i in 1..k.len() {
+            sum = self.b.fma(q[i], k[i], sum);
+        }
+        let (mut sum, mut step) = (sum.sum_lanes(), 1);
+        while step < self.s.team {
+            sum = sum + sum.shuffle_xor(step);
+            step *= 2;
+        }
+        sum
+    }
+
+    /// Combines the states of a subgroup's teams: afterwards all have the same.
+    fn over_subgroup(&self, state: Vec<Val<'b>>) -> Vec<Val<'b>> {
+        let s = self.s;
+        let (heads, quads) = (s.heads as usize, (s.each / 4) as usize);
+        let (mut state, mut step) = (state, s.team);
+        while step < s.subgroup {
+            let (acc, rest) = state.split_at(heads * quads);
+            let (maxima, sums) = rest.split_at(heads);
+            let (mut next, mut next_max, mut next_sum) = (vec![], vec![], vec![]);
+            for g in 0..heads {
+                let max = maxima[g].max(maxima[g].shuffle_xor(step));
+                let keep = (maxima[g] - max).exp();
+                let sum = sums[g] * keep;
+                next_sum.push(sum + sum.shuffle_xor(step));
+                next_max.push(max);
+                for quad in &acc[g * quads..(g + 1) * quads] {
+                    let kept = *quad * keep.splat(4);
+                    let lanes: Vec<Val<'b>> = (0..4).map(|i| kept.lane(i) + kept.lane(i).shuffle_xor(step)).collect();
+                    next.push(self.b.compose(&lanes));
                 }
             }
-            b.barrier();
-            let head = self.kv_head * s.group + g as u32;
-            for_items(b, s.lanes, dim, |e| {
-                let total = b.for_(b.u32(0), b.u32(s.lanes / s.team), 1, &[b.f32(0.0)], |team, sum| {
-                    vec![sum[0] + b.shared_load(self.gather, team * dim + e)]
-                });
-                if s.splits == 1 {
-                    // No visible token (padding): 0, not 0/0.
-                    let value = sums[g].gt(0.0).select(total[0] / sums[g], b.f32(0.0));
-                    b.store(io.out, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
-                } else {
-                    b.store(io.out, (partial_at(s, row, head, split) + e) * 4, total[0], 4);
+            next.extend(next_max);
+            next.extend(next_sum);
+            state = next;
+            step *= 2;
+        }
+        state
+    }
+
+    /// Combines the subgroups and stores the answer or the partial result.
+    fn finish(&self, ctx: &Ctx<'_>, state: &[Val<'b>], split: Val<'b>, out: Result<Val<'b>, Answer<'b>>) {
+        let (b, s) = (self.b, self.s);
+        let (dim, at_once) = (s.spec.head_dim, s.gathered());
+        let quads = (s.each / 4) as usize;
+        let rest = &state[s.heads as usize * quads..];
+        let (maxima, sums) = rest.split_at(s.heads as usize);
+        let gather = b.shared("gather", Type::F32, s.subgroups() * at_once * dim);
+        let notes = b.shared("notes", Type::F32, s.subgroups() * at_once * 2);
+        let quantized = out.as_ref().err().and_then(|a| a.quantized);
+        let values = quantized.map(|_| b.shared("values", Type::F32, s.heads * dim));
+        for from in (0..s.heads).step_by(at_once as usize) {
+            let count = at_once.min(s.heads - from);
+            if from > 0 {
+                b.barrier();
+            }
+            // The first team of each subgroup speaks for it.
+            b.if_(b.lane().lt(s.team), || {
+                for g in 0..count {
+                    let place = b.subgroup_id() * at_once + g;
+                    for i in 0..quads {
+                        let quad = state[(from + g) as usize * quads + i];
+                        for e in 0..4 {
+                            let at = place * dim + self.within * s.each + (i as u32 * 4 + e);
+                            b.shared_store(gather, at, quad.lane(e as u8));
+                        }
+                    }
+                    b.if_(b.lane().eq(0), || {
+                        b.shared_store(notes, place * 2, maxima[(from + g) as usize]);
+                        b.shared_store(notes, place * 2 + 1, sums[(from + g) as usize]);
+                    });
                 }
             });
-            if s.splits > 1 {
-                b.if_(b.local_id().eq(0), || {
-                    let at = (partial_at(s, row, head, split) + dim) * 4;
-                    b.store(io.out, at, maxima[g], 4);
-                    b.store(io.out, at + 4, sums[g], 4);
-                });
-            }
             b.barrier();
+            for_items(b, s.lanes, count * dim, |i| {
+                let (g, e) = (i / dim, i % dim);
+                let (max, sum, total) = self.combine(gather, notes, at_once, g, e);
+                let local = self.first + from + g;
+                let exists = local.lt(s.group);
+                let head = self.kv_head * s.group + local;
+                b.if_(exists, || match out {
+                    Ok(partial) => {
+                        let at = partial_at(s, self.row, head, split);
+                        b.store(partial, (at + e) * 4, total, 4);
+                        b.if_(e.eq(0), || {
+                            b.store(partial, (at + dim) * 4, max, 4);
+                            b.store(partial, (at + dim + 1) * 4, sum, 4);
+                        });
+                    }
+                    Err(answer) => {
+                        // No visible token (padding): 0, not 0/0.
+                        let value = sum.gt(0.0).select(total / sum, b.f32(0.0));
+                        if let Some(y) = answer.value {
+                            b.store(y, ((self.row * s.spec.heads + head) * dim + e) * 4, value, 4);
+                        }
+                        if let Some(values) = values {
+                            b.shared_store(values, i + from * dim, value);
+                        }
+                    }
+                });
+            });
         }
+        if let (Some((node, base)), Some(values)) = (quantized, values) {
+            b.barrier();
+            let first = (self.kv_head * s.group + self.first) * dim;
+            let blocks = Blocks::new(ctx, b, node, (base, None), (first, s.heads * dim), s.lanes);
+            blocks.store(self.row, |column| shared_quad(b, values, column));
+        }
+    }
+
+    /// (maximum, sum, Σ p·V) of element `e` of gathered head `g` over the subgroups.
+    fn combine(&self, gather: u32, notes: u32, heads: u32, g: Val<'b>, e: Val<'b>) -> (Val<'b>, Val<'b>, Val<'b>) {
+        let (b, s) = (self.b, self.s);
+        let places: Vec<Val<'b>> = (0..s.subgroups()).map(|i| g + i * heads).collect();
+        let maxima: Vec<Val<'b>> = places.iter().map(|p| b.shared_load(notes, *p * 2)).collect();
+        let max = maxima.iter().copied().reduce(Val::max).expect("a subgroup");
+        let (mut sum, mut total) = (b.f32(0.0), b.f32(0.0));
+        for (place, own) in places.iter().zip(&maxima) {
+            let weight = (*own - max).exp();
+            sum = b.fma(weight, b.shared_load(notes, *place * 2 + 1), sum);
+            total = b.fma(weight, b.shared_load(gather, *place * s.spec.head_dim + e), total);
+        }
+        (max, sum, total)
     }
 }
 
+/// Splits whose loads a lane of the merge has under way at once.
+const MERGED: u32 = 8;
+
 /// Combines the splits of each (row, head), in order.
-fn merge(node: NodeId, s: &Shape, rows: u32) -> crate::LaunchSketch {
+fn merge(ctx: &Ctx<'_>, node: NodeId, region: &Region, s: &Shape, rows: u32) -> crate::LaunchSketch {
     let (dim, sg) = (s.spec.head_dim, s.subgroup);
-    let lanes = dim.next_multiple_of(sg).min(s.lanes);
+    let lanes = ctx.lanes(dim.next_multiple_of(sg).min(256));
     let name = format!("attention_merge_{}x{dim}_{}", s.spec.heads, s.splits);
     launch(name, lanes, sg, [s.spec.heads, rows, 1], |b, args| {
         let from = args.read("partial", Operand::Temp(0));
-        let y = args.write("y", Operand::Value(node));
+        let out = answer(args, node, region);
         let (head, row) = (b.tile(0), b.tile(1));
         let at = |split, e: u32| (partial_at(s, row, head, split) + e) * 4;
+        let weights = b.shared("weights", Type::F32, s.splits);
+        let sums = b.shared("sums", Type::F32, s.splits);
+        for_items(b, lanes, s.splits, |split| {
+            b.shared_store(weights, split, b.load(Type::F32, from, at(split, dim), 4));
+            b.shared_store(sums, split, b.load(Type::F32, from, at(split, dim + 1), 4));
+        });
+        b.barrier();
         let max = b.for_(b.u32(0), b.u32(s.splits), 1, &[b.f32(NONE)], |split, max| {
-            vec![max[0].max(b.load(Type::F32, from, at(split, dim), 4))]
+            vec![max[0].max(b.shared_load(weights, split))]
         })[0];
+        let values = out.quantized.map(|_| b.shared("values", Type::F32, dim));
         for_items(b, lanes, dim, |e| {
             let zero = [b.f32(0.0), b.f32(0.0)];
-            let total = b.for_(b.u32(0), b.u32(s.splits), 1, &zero, |split, acc| {
-                let weight = (b.load(Type::F32, from, at(split, dim), 4) - max).exp();
-                let sum = b.load(Type::F32, from, at(split, dim + 1), 4);
-                let value = b.load(Type::F32, from, at(split, 0) + e * 4, 4);
-                vec![b.fma(weight, value, acc[0]), b.fma(weight, sum, acc[1])]
+            let total = b.for_(b.u32(0), b.u32(s.splits), MERGED, &zero, |base, acc| {
+                let splits: Vec<Val<'_>> = (0..MERGED).map(|i| (base + i).min(b.u32(s.splits - 1))).collect();
+                let parts: Vec<Val<'_>> =
+                    splits.iter().map(|split| b.load(Type::F32, from, at(*split, 0) + e * 4, 4)).collect();
+                let mut acc = acc.to_vec();
+                for (i, (split, part)) in splits.iter().zip(parts).enumerate() {
+                    let weight = (b.shared_load(weights, *split) - max).exp();
+                    let weight = (base + i as u32).lt(s.splits).select(weight, b.f32(0.0));
+                    acc[0] = b.fma(weight, part, acc[0]);
+                    acc[1] = b.fma(weight, b.shared_load(sums, *split), acc[1]);
+                }
+                acc
             });
             let value = total[1].gt(0.0).select(total[0] / total[1], b.f32(0.0));
-            b.store(y, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
+            if let Some(y) = out.value {
+                b.store(y, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
+            }
+            if let Some(values) = values {
+                b.shared_store(values, e, value);
+            }
         });
+        if let (Some((node, base)), Some(values)) = (out.quantized, values) {
+            b.barrier();
+            let blocks = Blocks::new(ctx, b, node, (base, None), (head * dim, dim), lanes);
+            blocks.store(row, |column| shared_quad(b, values, column));
+        }
     })
 }

@@ -93,6 +93,7 @@ struct Kernel<'b> {
     rows: u32,
     pages_per_sequence: u32,
     io: Io<'b>,
+    out: Val<'b>,
     /// Shared `[token][quad]`, one quad of padding per token: the chunk of K, then of V.
     chunk: u32,
     /// Shared `[query][token]`, one of padding per query.
@@ -127,7 +128,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             subgroup: ctx.caps.subgroup_size,
             rows,
             pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
-            io: Io::declare(args, q, layer, ("y", Operand::Value(node))),
+            io: Io::read(args, q, layer),
+            out: args.write("y", Operand::Value(node)),
             chunk: b.shared("chunk", Type::F32X4, tile.chunk() * (spec.head_dim / 4 + 1)),
             weights: b.shared("weights", Type::F32, tile.all_queries() * (tile.chunk() + 1)),
             maxima: (!exchange).then(|| b.shared("maxima", Type::F32, tile.all_queries() * LANES_TOKENS)),
@@ -381,7 +383,7 @@ impl<'b> Kernel<'b> {
                     if self.quads().is_multiple_of(LANES_TOKENS) { q.real } else { q.real & quad.lt(self.quads()) };
                 b.if_(inside, || {
                     let value = state[i * own as usize + j as usize] * factor.splat(4);
-                    b.store(self.io.out, (q.at + quad * 4) * 4, value, 16);
+                    b.store(self.out, (q.at + quad * 4) * 4, value, 16);
                 });
             }
         }

@@ -4,19 +4,22 @@
 //! x ─[select_rows]─[rms_norm]─► matmul ─[bias]─► y              MATVEC
 //!                               matmul ─[bias]─► add(a, ·)      RESIDUAL
 //!             [rms_norm]─► gate matmul, up matmul ─► glu        GLU
+//!                               the last two: [─► quantize]
 //! ```
 //!
 //! A tile is a run of weight rows; each subgroup takes [`Shape::rows`] of them at a time.
 
 use super::args::{Args, launch};
-use super::dot::{self, Inputs, Norm, WeightRow};
-use super::quantize;
+use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
+use super::quantize::{self, Blocks, RowLayout};
+use super::rows::for_items;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
-use crate::{CompileError, LaunchSketch, Region};
+use crate::{CompileError, Region};
 use zinc_ir::graph::{Activation, NodeId, Op, Weight, WeightId};
 use zinc_ir::kernel::{Builder, Type, Val};
-use zinc_ir::plan::{ActPrecision, Input};
+use zinc_ir::plan::Input;
+use zinc_ir::quant::UNIT;
 
 pub(super) static MATVEC: Template = Template {
     name: "matvec",
@@ -104,19 +107,28 @@ fn match_matvec(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 fn match_residual(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
-    let Op::Add { b, .. } = *f.op(node) else { return None };
-    if !f.few_rows(node) || !f.private(b, &[node]) {
+    let (value, mut nodes) = with_ending(f, node);
+    let Op::Add { b, .. } = *f.op(value) else { return None };
+    if !f.few_rows(node) || !f.private(b, &[value]) {
         return None;
     }
-    let mut nodes = vec![node];
     let product = match_product(f, b, &mut nodes)?;
     product_input(f, product)?;
     Some(nodes)
 }
 
+/// The value in front of a quantization that ends the region, or `node` itself; and the nodes so far.
+fn with_ending(f: &Finder<'_>, node: NodeId) -> (NodeId, Vec<NodeId>) {
+    match quantize::ending(f, node) {
+        Some((value, quantized)) => (value, vec![quantized, value]),
+        None => (node, vec![node]),
+    }
+}
+
 fn match_glu(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
-    let Op::Glu { gate, up, .. } = *f.op(node) else { return None };
-    let open = |id| f.private(id, &[node]) && matches!(f.op(id), Op::MatMul { .. });
+    let (value, mut nodes) = with_ending(f, node);
+    let Op::Glu { gate, up, .. } = *f.op(value) else { return None };
+    let open = |id| f.private(id, &[value]) && matches!(f.op(id), Op::MatMul { .. });
     if !f.few_rows(node) || gate == up || !open(gate) || !open(up) {
         return None;
     }
@@ -124,7 +136,7 @@ fn match_glu(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     if x != other {
         return None;
     }
-    let mut nodes = vec![node, gate, up];
+    nodes.extend([gate, up]);
     match_prologue(f, x, &mut nodes);
     Some(nodes)
 }
@@ -137,6 +149,10 @@ pub(super) struct Parts {
     pub(super) residual: Option<NodeId>,
     pub(super) activation: Option<Activation>,
     pub(super) source: Source,
+    /// The value computed.
+    pub(super) out: NodeId,
+    /// Its quantization, if the region ends in one, with the norm's gain.
+    pub(super) quantized: Option<(NodeId, Option<WeightId>)>,
 }
 
 /// Where a product's input rows come from.
@@ -171,6 +187,7 @@ pub(super) fn source_of(ctx: &Ctx<'_>, region: &Region, x: NodeId) -> Source {
 pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
     let mut products = vec![];
     let (mut bias, mut residual, mut activation, mut input) = (None, None, None, None);
+    let (mut out, mut quantized) = (region.last(), None);
     for &node in &region.nodes {
         match *ctx.graph.op(node) {
             Op::MatMul { x, weight } => {
@@ -183,6 +200,9 @@ pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
                 activation = Some(act);
                 products.sort_by_key(|(node, _)| *node != gate);
             }
+            Op::Quantize { x, norm, .. } => {
+                (out, quantized) = (x, Some((node, norm.map(|n| n.0))));
+            }
             _ => {}
         }
     }
@@ -193,6 +213,8 @@ pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
         residual,
         activation,
         source: source_of(ctx, region, input),
+        out,
+        quantized,
     }
 }
 
@@ -214,11 +236,11 @@ impl Shape {
     }
     /// A shape for `m` weight rows and `n` input rows. Four rows of one weight read the inputs half as often as two, but
     /// pay only where there are tiles to spare (docs/internals/performance.md); so do turns.
-    pub(super) fn choose(ctx: &Ctx<'_>, weights: &[&Weight], m: u32, n: u32) -> Shape {
+    fn choose(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Shape {
         let subgroups = ctx.subgroups();
         let spare = m.div_ceil(subgroups * 4) >= ctx.caps.parallel_tiles;
         let rows = match n {
-            1 if weights.len() == 1 && spare => 4,
+            1 if sets == 1 && spare => 4,
             1 | 2 => 2,
             _ => 1,
         };
@@ -226,104 +248,234 @@ impl Shape {
         let turns = (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
         Shape { subgroups, rows, turns }
     }
+
+    /// A shape whose tile is whole blocks, since the tile quantizes its rows.
+    fn of_blocks(ctx: &Ctx<'_>, sets: u32, n: u32) -> Shape {
+        let most = (ctx.caps.max_workgroup / ctx.caps.subgroup_size).clamp(1, 16);
+        let subgroups = (512 / ctx.caps.subgroup_size).clamp(1, most).next_power_of_two().min(most);
+        let rows = if n * sets == 1 { 2 } else { 1 };
+        let rows = if UNIT.is_multiple_of(subgroups * rows) { rows } else { 1 };
+        Shape { subgroups, rows, turns: UNIT / (subgroups * rows) }
+    }
 }
 
-/// How a region's products get their inputs: straight from a value, or through a launch that quantizes first.
-pub(super) struct Feed {
-    source: Source,
-    rows: u32,
-    bytes: bool,
+/// Declares the arguments of `n` input rows.
+pub(super) fn inputs<'b>(ctx: &Ctx<'_>, b: &'b Builder, args: &Args<'b>, source: &Source, n: u32) -> Inputs<'b> {
+    let base = args.read("x", Operand::Value(source.x));
+    let cols = ctx.cols(source.x);
+    let (kind, bytes) = match ctx.quantized(source.x) {
+        Some((_, eps, wide)) => {
+            let layout = RowLayout { cols, wide };
+            (InputKind::Blocks(layout, eps), layout.bytes())
+        }
+        None => {
+            let gain = |w| args.read("norm", Operand::Weight(w));
+            (InputKind::Floats(source.norm.map(|(w, eps)| Norm { weight: gain(w), eps })), cols * 4)
+        }
+    };
+    let rows = if source.select {
+        let picks = args.read("outputs", Operand::Input(Input::Outputs));
+        (0..n).map(|i| b.load(Type::U32, picks, b.u32(i * 4), 4) * bytes).collect()
+    } else {
+        (0..n).map(|i| b.u32(i * bytes)).collect()
+    };
+    Inputs { base, rows, kind }
 }
 
-impl Feed {
-    /// Decides by the plan's activation precision and the formats of the weights.
-    pub(super) fn new(ctx: &Ctx<'_>, source: Source, rows: u32, weights: &[&Weight]) -> Feed {
-        let bytes = ctx.choices.act == ActPrecision::Q8 && dot::takes_bytes(weights);
-        Feed { source, rows, bytes }
+/// What the values of a tile go through after their sums.
+struct Finish<'a, 'b> {
+    b: &'b Builder,
+    m: u32,
+    activation: Option<Activation>,
+    bias: Option<Val<'b>>,
+    residual: Option<Val<'b>>,
+    y: Option<Val<'b>>,
+    parts: &'a Parts,
+}
+
+impl<'a, 'b> Finish<'a, 'b> {
+    fn declare(b: &'b Builder, args: &Args<'b>, region: &Region, parts: &'a Parts, m: u32) -> Finish<'a, 'b> {
+        Finish {
+            b,
+            m,
+            activation: parts.activation,
+            bias: parts.bias.map(|w| args.read("bias", Operand::Weight(w))),
+            residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
+            y: region.gives.contains(&parts.out).then(|| args.write("y", Operand::Value(parts.out))),
+            parts,
+        }
     }
 
-    /// Declares the arguments.
-    pub(super) fn inputs<'b>(&self, ctx: &Ctx<'_>, b: &'b Builder, args: &Args<'b>) -> Inputs<'b> {
-        let n = self.rows;
-        if self.bytes {
-            let base = args.read("x", Operand::Temp(0));
-            let bytes = quantize::row_bytes(ctx.cols(self.source.x));
-            return Inputs { base, rows: (0..n).map(|i| b.u32(i * bytes)).collect(), norm: None, bytes: true };
-        }
-        let base = args.read("x", Operand::Value(self.source.x));
-        let bytes = ctx.cols(self.source.x) * 4;
-        let norm = self.source.norm.map(|(w, eps)| Norm { weight: args.read("norm", Operand::Weight(w)), eps });
-        let rows = if self.source.select {
-            let picks = args.read("outputs", Operand::Input(Input::Outputs));
-            (0..n).map(|i| b.load(Type::U32, picks, b.u32(i * 4), 4) * bytes).collect()
-        } else {
-            (0..n).map(|i| b.u32(i * bytes)).collect()
+    /// What is added to the product of row `row` and input `j`; may be read before the product is known.
+    fn addend(&self, row: Val<'b>, j: Val<'b>) -> Option<Val<'b>> {
+        let b = self.b;
+        let bias = self.bias.map(|bias| b.load(Type::F32, bias, row * 4, 4));
+        let residual = self.residual.map(|a| b.load(Type::F32, a, (row + j * self.m) * 4, 4));
+        [bias, residual].into_iter().flatten().reduce(|x, y| x + y)
+    }
+
+    /// The value of a row from the sums of its sets.
+    fn value(&self, sums: &[Val<'b>], addend: Option<Val<'b>>) -> Val<'b> {
+        let value = match self.activation {
+            Some(act) => activate(act, sums[0]) * sums[1],
+            None => sums[0],
         };
-        Inputs { base, rows, norm, bytes: false }
-    }
-
-    /// The whole emission, given the launch that multiplies.
-    pub(super) fn emission(&self, ctx: &Ctx<'_>, product: LaunchSketch) -> Emission {
-        if !self.bytes {
-            return Emission { launches: vec![product], temps: vec![] };
-        }
-        let bytes = (self.rows * quantize::row_bytes(ctx.cols(self.source.x))) as u64;
-        Emission { launches: vec![quantize::quantize(ctx, &self.source, self.rows, 0), product], temps: vec![bytes] }
+        addend.map_or(value, |addend| value + addend)
     }
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let parts = parts(ctx, region);
-    let out = region.last();
-    let (m, n) = (ctx.cols(out), ctx.rows(out));
+    let (m, n) = (ctx.cols(parts.out), ctx.rows(parts.out));
     let weights: Vec<_> = parts.products.iter().map(|w| ctx.graph.weight_of(*w)).collect();
-    let shape = Shape::choose(ctx, &weights, m, n);
+    let sets = weights.len() as u32;
+    let shape = match parts.quantized {
+        Some(_) => Shape::of_blocks(ctx, sets, n),
+        None => Shape::choose(ctx, sets, m, n),
+    };
     let sg = ctx.caps.subgroup_size;
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
-    let name = format!("{}_{}_{m}x{}x{n}", region.template.name, formats.join("_"), weights[0].cols);
+    let bytes = match ctx.quantized(parts.source.x) {
+        Some((_, _, true)) => "_b2",
+        Some(_) => "_b1",
+        None => "",
+    };
+    let name = format!("{}_{}_{m}x{}x{n}{bytes}", region.template.name, formats.join("_"), weights[0].cols);
     let grid = [m.div_ceil(shape.tile()), 1, 1];
-    let feed = Feed::new(ctx, parts.source, n, &weights);
     let product = launch(name, shape.subgroups * sg, sg, grid, |b, args| {
-        let inputs = feed.inputs(ctx, b, args);
+        let inputs = inputs(ctx, b, args, &parts.source, n);
         let bases: Vec<Val<'_>> = parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
-        let bias = parts.bias.map(|w| args.read("bias", Operand::Weight(w)));
-        let residual = parts.residual.map(|a| args.read("residual", Operand::Value(a)));
-        let y = args.write("y", Operand::Value(out));
-        let first = b.tile(0) * shape.tile() + b.subgroup_id() * shape.rows;
-        b.for_(b.u32(0), b.u32(shape.turns), 1, &[], |turn, _| {
-            let row0 = first + turn * (shape.subgroups * shape.rows);
-            let index: Vec<Val<'_>> = (0..shape.rows).map(|r| (row0 + r).min(b.u32(m - 1))).collect();
-            let rows: Vec<WeightRow<'_, '_>> = weights
-                .iter()
-                .zip(&bases)
-                .flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row }))
-                .collect();
-            let sums = dot::dot(b, sg, &rows, &inputs);
-            b.if_(b.lane().eq(0), || {
-                for r in 0..shape.rows as usize {
-                    b.if_((row0 + r as u32).lt(m), || {
-                        for j in 0..n {
-                            let at = index[r] * 4 + j * m * 4;
-                            let mut value = sums[r][j as usize];
-                            if let Some(act) = parts.activation {
-                                let up = sums[shape.rows as usize + r][j as usize];
-                                value = activate(act, value) * up;
-                            }
-                            if let Some(bias) = bias {
-                                value = value + b.load(Type::F32, bias, index[r] * 4, 4);
-                            }
-                            if let Some(a) = residual {
-                                value = value + b.load(Type::F32, a, at, 4);
-                            }
-                            b.store(y, at, value, 4);
+        let finish = Finish::declare(b, args, region, &parts, m);
+        let products = Products { b, sg, shape, m, weights: &weights, bases, inputs };
+        match parts.quantized {
+            None => direct(&products, &finish, n),
+            Some((node, gain)) => {
+                let gain = gain.map(|w| args.read("gain", Operand::Weight(w)));
+                let out = args.write("quantized", Operand::Value(node));
+                in_blocks(ctx, &products, &finish, n, (node, out, gain));
+            }
+        }
+    });
+    Ok(Emission { launches: vec![product], temps: vec![] })
+}
+
+/// The products of a region, one set of weights or two.
+struct Products<'a, 'b> {
+    b: &'b Builder,
+    sg: u32,
+    shape: Shape,
+    /// Rows of each weight.
+    m: u32,
+    weights: &'a [&'a Weight],
+    bases: Vec<Val<'b>>,
+    inputs: Inputs<'b>,
+}
+
+impl<'b> Products<'_, 'b> {
+    /// Sums of the shape's rows from `row0` on, as `[set · rows + row][input]`; rows beyond the last repeat it.
+    fn sums(&self, row0: Val<'b>) -> Vec<Vec<Val<'b>>> {
+        let index: Vec<Val<'b>> = (0..self.shape.rows).map(|r| (row0 + r).min(self.b.u32(self.m - 1))).collect();
+        let sets = self.weights.iter().zip(&self.bases);
+        let rows: Vec<WeightRow<'_, 'b>> = sets
+            .flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row }))
+            .collect();
+        dot::dot(self.b, self.sg, &rows, &self.inputs)
+    }
+}
+
+/// Each subgroup finishes its rows by itself.
+fn direct<'b>(products: &Products<'_, 'b>, finish: &Finish<'_, 'b>, n: u32) {
+    let (b, shape, m) = (products.b, products.shape, products.m);
+    let first = b.tile(0) * shape.tile() + b.subgroup_id() * shape.rows;
+    let turn = |row0: Val<'b>| {
+        let sums = products.sums(row0);
+        b.if_(b.lane().eq(0), || {
+            for r in 0..shape.rows {
+                let row = row0 + r;
+                b.if_(row.lt(m), || {
+                    for j in 0..n {
+                        let of_sets: Vec<Val<'b>> =
+                            sums.iter().skip(r as usize).step_by(shape.rows as usize).map(|s| s[j as usize]).collect();
+                        let value = finish.value(&of_sets, finish.addend(row, b.u32(j)));
+                        if let Some(y) = finish.y {
+                            b.store(y, (row + j * m) * 4, value, 4);
                         }
-                    });
+                    }
+                });
+            }
+        });
+    };
+    if shape.turns == 1 {
+        return turn(first);
+    }
+    b.for_(b.u32(0), b.u32(shape.turns), 1, &[], |i, _| {
+        turn(first + i * (shape.subgroups * shape.rows));
+        vec![]
+    });
+}
+
+/// The tile's sums meet in shared memory, where all lanes finish them, and a block of 32 at a time is quantized.
+fn in_blocks<'b>(
+    ctx: &Ctx<'_>,
+    products: &Products<'_, 'b>,
+    finish: &Finish<'_, 'b>,
+    n: u32,
+    (node, out, gain): (NodeId, Val<'b>, Option<Val<'b>>),
+) {
+    let (b, shape) = (products.b, products.shape);
+    let (tile, lanes) = (shape.tile(), shape.subgroups * ctx.caps.subgroup_size);
+    let sets = finish.parts.products.len() as u32;
+    let first = b.tile(0) * tile;
+    let shared = b.shared("sums", Type::F32, sets * n * tile);
+    let values = b.shared("values", Type::F32, n * tile);
+    let blocks = Blocks::new(ctx, b, node, (out, gain), (first, tile), lanes);
+    // Read before the products: their latencies hide behind the weights.
+    let items = n * tile;
+    let place = |i: Val<'b>| (first + i % tile, i / tile);
+    let early = (items <= lanes).then(|| {
+        let (row, j) = place(b.local_id().min(b.u32(items - 1)));
+        finish.addend(row, j)
+    });
+    let turn = |i: Val<'b>| {
+        let local = (i * shape.subgroups + b.subgroup_id()) * shape.rows;
+        let sums = products.sums(first + local);
+        b.if_(b.lane().eq(0), || {
+            for (k, of_row) in sums.iter().enumerate() {
+                let (set, r) = (k as u32 / shape.rows, k as u32 % shape.rows);
+                for (j, sum) in of_row.iter().enumerate() {
+                    b.shared_store(shared, local + r + (set * n + j as u32) * tile, *sum);
                 }
-            });
+            }
+        });
+    };
+    if shape.turns == 1 {
+        turn(b.u32(0));
+    } else {
+        b.for_(b.u32(0), b.u32(shape.turns), 1, &[], |i, _| {
+            turn(i);
             vec![]
         });
+    }
+    b.barrier();
+    for_items(b, lanes, items, |i| {
+        let (row, j) = place(i);
+        let of_sets: Vec<Val<'b>> = (0..sets).map(|set| b.shared_load(shared, i + set * items)).collect();
+        let addend = early.unwrap_or_else(|| finish.addend(row, j));
+        let value = finish.value(&of_sets, addend);
+        if let Some(y) = finish.y {
+            b.store(y, (row + j * finish.m) * 4, value, 4);
+        }
+        b.shared_store(values, i, value);
     });
-    Ok(feed.emission(ctx, product))
+    b.barrier();
+    for j in 0..n {
+        blocks.store(b.u32(j), |column| shared_quad(b, values, column + j * tile));
+    }
+}
+
+/// Four shared values from index `at`.
+pub(super) fn shared_quad<'b>(b: &'b Builder, array: u32, at: Val<'b>) -> Val<'b> {
+    b.compose(&[0, 1, 2, 3].map(|k| b.shared_load(array, at + k)))
 }
 
 /// The activation of a gated unit.

@@ -8,6 +8,8 @@ mod args;
 mod attention;
 mod attention_tiled;
 mod dot;
+mod dot_blocks;
+mod dot_floats;
 mod matmul;
 mod matvec;
 mod qkv;
@@ -17,6 +19,12 @@ mod rows;
 mod top_k;
 
 use crate::Template;
+pub(crate) use dot::takes_bytes;
+
+/// Bytes of a quantized row of `cols` values.
+pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {
+    quantize::RowLayout { cols, wide }.bytes()
+}
 
 /// Most rows that go through mat-vec kernels.
 pub const MATVEC_ROWS: u32 = 8;
@@ -37,6 +45,7 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::EMBED,
     &rows::SELECT_ROWS,
     &rows::RMS_NORM,
+    &quantize::QUANTIZE,
     &rows::ROPE,
     &rows::KV_APPEND,
     &rows::GLU,

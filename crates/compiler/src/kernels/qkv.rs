@@ -11,7 +11,7 @@
 
 use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
-use super::matvec::{self, Feed, Source};
+use super::matvec::{self, Source};
 use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -192,10 +192,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / cut.tile;
     let grid = [parts.heads.iter().map(tiles).sum(), 1, 1];
     let name = format!("matvec_qkv_{}_{n}", formats.join("_"));
-    let weights: Vec<_> = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight)).collect();
-    let feed = Feed::new(ctx, parts.source, n, &weights);
     let product = launch(name, cut.subgroups * sg, sg, grid, |b, args| {
-        let inputs = feed.inputs(ctx, b, args);
+        let inputs = matvec::inputs(ctx, b, args, &parts.source, n);
         let slots = args.read("slots", Operand::Input(Input::Slots));
         let sums = b.shared("sums", Type::F32, n * cut.tile);
         let outs: Vec<HeadArgs<'_>> = parts.heads.iter().map(|h| head_args(args, h, parts.layer)).collect();
@@ -214,7 +212,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             first += tiles(h);
         }
     });
-    Ok(feed.emission(ctx, product))
+    Ok(Emission { launches: vec![product], temps: vec![] })
 }
 
 struct HeadArgs<'b> {

@@ -1,77 +1,232 @@
-//! 8-bit activations: `[select rows] [norm]` and quantization in one launch in front of a mat-vec.
+//! Rows of block-scaled integers: the inputs of mat-vecs with integer weights.
 //!
 //! ```text
-//! row of F32 ─[rms_norm]─► blocks of 32: scale = max|x| / 127, q = round(x / scale)
-//! scratch row: cols signed bytes, then cols / 32 F32 scales, padded to 16 bytes
+//! block of 32: scale = max|x·gain| / top, q = round(x·gain / scale)          top = 127, or 32512 for two bytes
+//! row: cols high bytes │ [cols low bytes] │ per block (scale, scale·Σq of its first 16, of its last 16, Σx²) as F32
 //! ```
+//!
+//! Two bytes split as q = 256·high + low, both signed: two integer dot products instead of one. Readers apply a norm's
+//! factor 1/√(mean x² + eps) to finished sums; they find Σx² on their way. Producers quantize in their epilogue with
+//! [`Blocks`]; the template here is for values whose producer does not.
 
-use super::args::launch;
-use super::matvec::Source;
-use super::rows::{for_items, workgroup, workgroup_sum};
-use crate::LaunchSketch;
-use crate::template::{Ctx, Operand};
+use super::args::single;
+use super::rows::workgroup;
+use crate::select::Finder;
+use crate::template::{Ctx, Emission, Operand, Template};
+use crate::{CompileError, Region};
+use zinc_ir::graph::{NodeId, Op};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::Input;
 use zinc_ir::quant::UNIT;
 
-/// Bytes of one quantized row.
-pub(super) fn row_bytes(cols: u32) -> u32 {
-    (cols + cols / UNIT * 4).next_multiple_of(16)
+pub(super) static QUANTIZE: Template = Template {
+    name: "quantize",
+    summary: "rows to block-scaled integers",
+    fused: false,
+    matches: |f, node| matches!(f.op(node), Op::Quantize { .. }).then(|| vec![node]),
+    emit,
+};
+
+/// Bytes of what a block carries besides its integers.
+const BLOCK_NOTES: u32 = 16;
+
+/// Where things are in a quantized row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowLayout {
+    /// Columns.
+    pub(crate) cols: u32,
+    /// Two bytes per value.
+    pub(crate) wide: bool,
 }
 
-/// The launch that quantizes the `n` rows of `source` into `Operand::Temp(temp)`.
-pub(super) fn quantize(ctx: &Ctx<'_>, source: &Source, n: u32, temp: usize) -> LaunchSketch {
-    let (cols, sg) = (ctx.cols(source.x), ctx.caps.subgroup_size);
-    let blocks = cols / UNIT;
-    let lanes = workgroup(ctx, blocks);
-    let norm = if source.norm.is_some() { "norm_" } else { "" };
-    launch(format!("{norm}quantize_q8_{cols}"), lanes, sg, [n, 1, 1], |b, args| {
-        let x = args.read("x", Operand::Value(source.x));
-        let gain = source.norm.map(|(w, _)| args.read("norm", Operand::Weight(w)));
-        let picks = source.select.then(|| args.read("outputs", Operand::Input(Input::Outputs)));
-        let y = args.write("y", Operand::Temp(temp));
-        let row = picks.map_or(b.tile(0), |p| b.load(Type::U32, p, b.tile(0) * 4, 4));
-        let from = row * (cols * 4);
-        let factor = source.norm.map(|(_, eps)| row_factor(b, lanes, sg, x, from, cols, eps));
-        let out = b.tile(0) * row_bytes(cols);
-        for_items(b, lanes, blocks, |block| {
-            let quads: Vec<Val<'_>> = (0..8)
-                .map(|i| {
-                    let quad = b.load_at(Type::F32X4, x, from + block * 128, i * 16, 16, true);
-                    match (factor, gain) {
-                        (Some(f), Some(g)) => {
-                            quad * f.splat(4) * b.load_at(Type::F32X4, g, block * 128, i * 16, 16, true)
-                        }
-                        _ => quad,
-                    }
-                })
-                .collect();
-            store_block(b, y, out + block * UNIT, out + cols + block * 4, &quads);
-        });
-    })
-}
-
-/// 1 / √(mean x² + eps) of a row, by the whole workgroup.
-fn row_factor<'b>(b: &'b Builder, lanes: u32, sg: u32, x: Val<'b>, from: Val<'b>, cols: u32, eps: f32) -> Val<'b> {
-    let squares = b.for_(b.local_id(), b.u32(cols / 4), lanes, &[b.f32x4(0.0)], |i, acc| {
-        let quad = b.load(Type::F32X4, x, from + i * 16, 16);
-        vec![b.fma(quad, quad, acc[0])]
-    });
-    let sum = workgroup_sum(b, squares[0].sum_lanes(), lanes / sg);
-    (sum * (1.0 / cols as f32) + eps).inv_sqrt()
-}
-
-/// Quantizes 32 values: bytes at `at`, scale at `scale_at`.
-fn store_block<'b>(b: &'b Builder, y: Val<'b>, at: Val<'b>, scale_at: Val<'b>, quads: &[Val<'b>]) {
-    let peak = quads.iter().map(|q| q.abs()).reduce(|m, q| m.max(q)).expect("eight quads");
-    let peak = peak.lane(0).max(peak.lane(1)).max(peak.lane(2).max(peak.lane(3)));
-    // A block of zeros has scale 0 and bytes 0.
-    let inverse = peak.gt(0.0).select(b.f32(127.0) / peak, b.f32(0.0));
-    for (i, quad) in quads.iter().enumerate() {
-        let bytes = (*quad * inverse.splat(4)).round_even().to(Scalar::I32);
-        let byte = |k: u8| bytes.lane(k).bitcast(Type::U32) & 0xff;
-        let word = byte(0) | (byte(1) << 8) | (byte(2) << 16) | (byte(3) << 24);
-        b.store(y, at + i as u32 * 4, word, 4);
+impl RowLayout {
+    /// Byte offset of the notes.
+    pub(crate) fn notes(self) -> u32 {
+        self.cols * if self.wide { 2 } else { 1 }
     }
-    b.store(y, scale_at, peak * (1.0 / 127.0), 4);
+    /// Bytes of a row.
+    pub(crate) fn bytes(self) -> u32 {
+        self.notes() + self.cols / UNIT * BLOCK_NOTES
+    }
+}
+
+/// The quantized value that a region ends in: (value behind it, its node).
+pub(super) fn ending(f: &Finder<'_>, node: NodeId) -> Option<(NodeId, NodeId)> {
+    match *f.op(node) {
+        Op::Quantize { x, .. } if f.ctx.choices.fuse && f.open(x) && Some(x) != f.ctx.output => Some((x, node)),
+        _ => None,
+    }
+}
+
+/// Writes quantized blocks of a run of columns, a team of lanes per block.
+pub(super) struct Blocks<'b> {
+    b: &'b Builder,
+    layout: RowLayout,
+    base: Val<'b>,
+    /// First column of the run, a multiple of 32.
+    first: Val<'b>,
+    /// Columns, a multiple of 32.
+    count: u32,
+    lanes: u32,
+    subgroup: u32,
+    /// Lanes per block: 2, 4 or 8, within a subgroup.
+    team: u32,
+    /// Gain of this lane's values where it has but one turn: read before it is needed.
+    gains: Gains<'b>,
+}
+
+enum Gains<'b> {
+    None,
+    Ready(Vec<Val<'b>>),
+    At(Val<'b>),
+}
+
+impl<'b> Blocks<'b> {
+    /// For columns `first .. first + count` of rows of `node` (a `Quantize`) at `base`, by a workgroup of `lanes`.
+    /// `gain` is the address of the norm's weight. Call it early: it reads the gain.
+    pub(super) fn new(
+        ctx: &Ctx<'_>,
+        b: &'b Builder,
+        node: NodeId,
+        (base, gain): (Val<'b>, Option<Val<'b>>),
+        (first, count): (Val<'b>, u32),
+        lanes: u32,
+    ) -> Blocks<'b> {
+        let wide = matches!(ctx.graph.op(node), Op::Quantize { wide: true, .. });
+        let subgroup = ctx.caps.subgroup_size;
+        let team = subgroup.min(8);
+        let layout = RowLayout { cols: ctx.cols(node), wide };
+        let mut blocks = Blocks { b, layout, base, first, count, lanes, subgroup, team, gains: Gains::None };
+        blocks.gains = match gain {
+            None => Gains::None,
+            Some(at) if blocks.items() <= lanes => {
+                let column = blocks.column(b.local_id().min(b.u32(blocks.items() - 1)));
+                Gains::Ready(blocks.quads(|quad| blocks.load_gain(at, column + quad * 4)))
+            }
+            Some(at) => Gains::At(at),
+        };
+        blocks
+    }
+
+    /// Teams' lanes over all blocks.
+    fn items(&self) -> u32 {
+        self.count / UNIT * self.team
+    }
+
+    /// First column, within the run, of item `i`.
+    fn column(&self, i: Val<'b>) -> Val<'b> {
+        i * (UNIT / self.team)
+    }
+
+    fn quads(&self, f: impl Fn(u32) -> Val<'b>) -> Vec<Val<'b>> {
+        (0..UNIT / self.team / 4).map(f).collect()
+    }
+
+    fn load_gain(&self, at: Val<'b>, column: Val<'b>) -> Val<'b> {
+        self.b.load(Type::F32X4, at, (self.first + column) * 4, 16)
+    }
+
+    /// Quantizes row `row`; `quad(c)` gives the four values from column `c` of the run.
+    pub(super) fn store(&self, row: Val<'b>, quad: impl Fn(Val<'b>) -> Val<'b>) {
+        let (b, items) = (self.b, self.items());
+        // Whole subgroups take part, since the lanes of a team exchange values; surplus lanes repeat the last item.
+        let turn = |start: Val<'b>| {
+            let item = start + b.local_id();
+            let busy = (start + b.subgroup_id() * self.subgroup).lt(items);
+            b.if_(busy, || self.item(row, item.min(b.u32(items - 1)), item.lt(items), &quad));
+        };
+        if items <= self.lanes {
+            return turn(b.u32(0));
+        }
+        b.for_(b.u32(0), b.u32(items), self.lanes, &[], |start, _| {
+            turn(start);
+            vec![]
+        });
+    }
+
+    fn item(&self, row: Val<'b>, item: Val<'b>, real: Val<'b>, quad: &impl Fn(Val<'b>) -> Val<'b>) {
+        let (b, layout) = (self.b, self.layout);
+        let column = self.column(item);
+        let raw = self.quads(|i| quad(column + i * 4));
+        let scaled: Vec<Val<'b>> = match &self.gains {
+            Gains::None => raw.clone(),
+            Gains::Ready(gains) => raw.iter().zip(gains).map(|(x, g)| *x * *g).collect(),
+            Gains::At(at) => {
+                let gain = |i: usize| self.load_gain(*at, column + i as u32 * 4);
+                raw.iter().enumerate().map(|(i, x)| *x * gain(i)).collect()
+            }
+        };
+        let squares = raw.iter().map(|x| *x * *x).reduce(|a, x| a + x).expect("a quad").sum_lanes();
+        let squares = self.over_team(squares, self.team, |a, x| a + x);
+        let peak = scaled.iter().map(|x| x.abs()).reduce(|m, x| m.max(x)).expect("a quad");
+        let peak = peak.lane(0).max(peak.lane(1)).max(peak.lane(2).max(peak.lane(3)));
+        let peak = self.over_team(peak, self.team, Val::max);
+        let top = if layout.wide { 32512.0 } else { 127.0 };
+        // A block of zeros has scale 0 and integers 0.
+        let inverse = peak.gt(0.0).select(b.f32(top) / peak, b.f32(0.0));
+        let scale = peak * (1.0 / top);
+        let at = row * layout.bytes() + self.first + column;
+        let mut sum = b.i32(0);
+        for (i, x) in scaled.iter().enumerate() {
+            let q = (*x * inverse.splat(4)).round_even().to(Scalar::I32);
+            let lanes = [0, 1, 2, 3].map(|k| q.lane(k));
+            sum = lanes.iter().fold(sum, |s, q| s + *q);
+            let words = self.words(lanes);
+            b.if_(real, || {
+                b.store(self.base, at + i as u32 * 4, words[0], 4);
+                if layout.wide {
+                    b.store(self.base, at + (layout.cols + i as u32 * 4), words[1], 4);
+                }
+            });
+        }
+        let half = self.over_team(sum.to_f32(), self.team / 2, |a, x| a + x) * scale;
+        let other = half.shuffle_xor(self.team / 2);
+        let notes = row * layout.bytes() + layout.notes() + ((self.first + column) / UNIT) * BLOCK_NOTES;
+        b.if_(real & (item % self.team).eq(0), || {
+            b.store(self.base, notes, b.compose(&[scale, half, other, squares]), 16);
+        });
+    }
+
+    /// Four integers as a word of (high) bytes and a word of low bytes.
+    fn words(&self, q: [Val<'b>; 4]) -> [Val<'b>; 2] {
+        let pack = |bytes: [Val<'b>; 4]| {
+            let byte = |k: usize| bytes[k].bitcast(Type::U32) & 0xff;
+            byte(0) | (byte(1) << 8) | (byte(2) << 16) | (byte(3) << 24)
+        };
+        if !self.layout.wide {
+            return [pack(q), self.b.u32(0)];
+        }
+        let high = q.map(|q| (q + self.b.i32(128)) >> self.b.i32(8));
+        [pack(high), pack(q)]
+    }
+
+    fn over_team(&self, x: Val<'b>, team: u32, f: impl Fn(Val<'b>, Val<'b>) -> Val<'b>) -> Val<'b> {
+        let (mut x, mut step) = (x, 1);
+        while step < team {
+            x = f(x, x.shuffle_xor(step));
+            step *= 2;
+        }
+        x
+    }
+}
+
+/// Columns per tile of the plain template.
+const TILE: u32 = 1024;
+
+fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    let out = region.last();
+    let Op::Quantize { x, norm, wide } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
+    let cols = ctx.cols(out);
+    // The largest tile that divides the row.
+    let count = (1..=TILE / UNIT).rev().map(|n| n * UNIT).find(|n| cols.is_multiple_of(*n)).unwrap_or(UNIT);
+    let lanes = workgroup(ctx, count / UNIT * ctx.caps.subgroup_size.min(8));
+    let name = format!("quantize_{}_{cols}", if wide { "2" } else { "1" });
+    Ok(single(name, lanes, ctx.caps.subgroup_size, [cols / count, ctx.rows(out), 1], |b, args| {
+        let from = args.read("x", Operand::Value(x));
+        let gain = norm.map(|(w, _)| args.read("norm", Operand::Weight(w)));
+        let y = args.write("y", Operand::Value(out));
+        let first = b.tile(0) * count;
+        let row = b.tile(1);
+        let blocks = Blocks::new(ctx, b, out, (y, gain), (first, count), lanes);
+        blocks.store(row, |column| b.load(Type::F32X4, from, (row * cols + first + column) * 4, 16));
+    }))
 }

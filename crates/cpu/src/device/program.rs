@@ -378,6 +378,7 @@ impl Places<'_> {
             }
             Op::TopK { x, k } => Kind::TopK { x: self.of[&x], k: k as usize, out: self.new_slot(node) },
             Op::MatMul { .. } => unreachable!("products are drafted as such"),
+            Op::Quantize { .. } => unreachable!("the compiler quantizes for kernels only"),
         }
     }
 }

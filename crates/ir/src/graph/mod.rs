@@ -152,7 +152,18 @@ pub enum Op {
         /// Columns per group; the whole row, or one head.
         group: u32,
     },
-    /// x · Wᵀ: [n, cols] × [rows, cols] → [n, rows].
+    /// The rows of `x`, times `norm`'s gain, as block-scaled integers: input of products with integer weights.
+    /// Only the compiler writes it, for devices that run kernels, and lays the rows out. The factor 1/√(mean(x²) + eps) of
+    /// the norm is left to the readers; the sums of squares travel with the rows.
+    Quantize {
+        /// Input.
+        x: NodeId,
+        /// Gain per column and epsilon of an RMS norm over the whole row.
+        norm: Option<(WeightId, f32)>,
+        /// Two bytes per value instead of one.
+        wide: bool,
+    },
+    /// x · Wᵀ: [n, cols] × [rows, cols] → [n, rows]. `x` may be quantized.
     MatMul {
         /// Input.
         x: NodeId,
@@ -262,20 +273,28 @@ pub struct Graph {
 impl Op {
     /// The values it reads, in order.
     pub fn inputs(&self) -> Vec<NodeId> {
-        match *self {
-            Op::Embed { .. } => vec![],
+        let mut inputs = vec![];
+        self.clone().for_each_input(|input| inputs.push(*input));
+        inputs
+    }
+
+    /// Visits the values it reads, in order; they may be replaced.
+    pub fn for_each_input(&mut self, mut f: impl FnMut(&mut NodeId)) {
+        match self {
+            Op::Embed { .. } => {}
             Op::SelectRows { x }
             | Op::Scale { x, .. }
             | Op::RmsNorm { x, .. }
+            | Op::Quantize { x, .. }
             | Op::MatMul { x, .. }
             | Op::Bias { x, .. }
             | Op::Rope { x, .. }
             | Op::Argmax { x }
-            | Op::TopK { x, .. } => vec![x],
-            Op::Add { a, b } => vec![a, b],
-            Op::Glu { gate, up, .. } => vec![gate, up],
-            Op::KvAppend { k, v, .. } => vec![k, v],
-            Op::Attention { q, append, .. } => vec![q, append],
+            | Op::TopK { x, .. } => f(x),
+            Op::Add { a, b } => [a, b].into_iter().for_each(f),
+            Op::Glu { gate, up, .. } => [gate, up].into_iter().for_each(f),
+            Op::KvAppend { k, v, .. } => [k, v].into_iter().for_each(f),
+            Op::Attention { q, append, .. } => [q, append].into_iter().for_each(f),
         }
     }
     /// Its name, as in the graph's text form.
@@ -285,6 +304,7 @@ impl Op {
             Op::SelectRows { .. } => "select_rows",
             Op::Scale { .. } => "scale",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::Quantize { .. } => "quantize",
             Op::MatMul { .. } => "matmul",
             Op::Bias { .. } => "bias",
             Op::Add { .. } => "add",
@@ -300,6 +320,7 @@ impl Op {
     pub fn weight(&self) -> Option<WeightId> {
         match *self {
             Op::Embed { table } => Some(table),
+            Op::Quantize { norm, .. } => norm.map(|n| n.0),
             Op::RmsNorm { weight, .. } | Op::MatMul { weight, .. } | Op::Bias { weight, .. } => Some(weight),
             _ => None,
         }
@@ -429,6 +450,35 @@ impl Graph {
     /// Declares which value holds the logits.
     pub fn set_logits(&mut self, logits: NodeId) {
         self.logits = Some(logits);
+    }
+
+    /// Block-scaled integers of the rows of `x`.
+    pub fn quantize(&mut self, x: NodeId, norm: Option<(WeightId, f32)>, wide: bool) -> NodeId {
+        let s = self.node(x).shape;
+        assert!(s.cols.is_multiple_of(crate::quant::UNIT), "{} columns are not whole blocks", s.cols);
+        self.push(Op::Quantize { x, norm, wide }, s.rows, s.cols)
+    }
+
+    /// The same graph with its nodes pushed anew by `f`, which gets each operation with its inputs already renamed and
+    /// gives the node that stands for it.
+    pub fn rewrite(&self, mut f: impl FnMut(&mut Graph, NodeId, Node) -> NodeId) -> Graph {
+        let mut graph = Graph { nodes: vec![], logits: None, layer: None, ..self.clone() };
+        let mut renamed: Vec<NodeId> = vec![];
+        for id in self.ids() {
+            let mut node = self.node(id).clone();
+            node.op.for_each_input(|input| *input = renamed[input.index()]);
+            graph.layer = (node.layer != u32::MAX).then_some(node.layer);
+            renamed.push(f(&mut graph, id, node));
+        }
+        graph.layer = None;
+        graph.logits = self.logits.map(|l| renamed[l.index()]);
+        graph
+    }
+
+    /// Pushes a node as it is.
+    pub fn push_node(&mut self, node: Node) -> NodeId {
+        self.nodes.push(node);
+        NodeId(self.nodes.len() as u32 - 1)
     }
 
     /// The largest value's column per row.

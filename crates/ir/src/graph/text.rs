@@ -41,6 +41,12 @@ impl Graph {
             }
             Op::Scale { x, factor } => write!(f, " %{} by {factor}", x.0)?,
             Op::RmsNorm { x, eps, group, .. } => write!(f, " %{} groups of {group}, eps {eps}", x.0)?,
+            Op::Quantize { x, norm, wide } => {
+                write!(f, " %{} to {} bytes", x.0, if *wide { 2 } else { 1 })?;
+                if let Some((_, eps)) = norm {
+                    write!(f, ", norm eps {eps}")?;
+                }
+            }
             Op::Add { a, b } => write!(f, " %{} %{}", a.0, b.0)?,
             Op::Glu { gate, up, act } => write!(f, " {act:?} gate %{} up %{}", gate.0, up.0)?,
             Op::Rope { x, head_dim, pairing, rope } => {

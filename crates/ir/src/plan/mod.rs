@@ -26,9 +26,9 @@ pub const PAGE_TOKENS: u32 = 32;
 /// "No slot": a row whose K and V are not kept (padding).
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// How far inputs of matrix products (activations) may be rounded. A kernel that gains nothing from less precision keeps
-/// more: on GPUs, products of up to 8 rows read F32 inputs for `F16`. Products accumulate in F32 or, for `Q8`, exactly in
-/// integers per block.
+/// How far inputs of matrix products (activations) may be rounded. Products accumulate in F32 or, with integer inputs,
+/// exactly per block. On GPUs, products of up to 8 rows with integer weights take blocks of 32 integers: two bytes per
+/// value for `F16` (the error is 2^-16 of the block's largest value, a half's is 2^-11 of the value), one for `Q8`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ActPrecision {
     /// 32-bit floats.

@@ -56,6 +56,9 @@ pub struct QuantFormat {
     pub planes: &'static [Plane],
     /// Emits the loads and unpacking of one unit.
     pub emit_unit: for<'b> fn(&Unit<'b>) -> [Run<'b>; 2],
+    /// Emits two units that share loads or scales, where that is cheaper than one by one; [`Unit::sub`] then counts
+    /// pairs.
+    pub emit_pair: Option<for<'b> fn(&Unit<'b>) -> [Run<'b>; 4]>,
 }
 
 /// All formats with kernels. A new format is a file and a row here.
@@ -163,7 +166,7 @@ pub struct Unit<'b> {
     pub planes: Vec<u32>,
     /// U32 index of the device block in the tensor.
     pub block: Val<'b>,
-    /// U32 index of the unit in the block, below `device_block / 32`.
+    /// U32 index of the unit (or pair of units) in the block.
     pub sub: Val<'b>,
 }
 

@@ -12,6 +12,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     decode_block,
     planes: &[Plane { offset: 0, bytes: 144 }],
     emit_unit,
+    emit_pair: Some(emit_pair),
 };
 
 /// Scale and minimum of sub-block `j` out of the twelve packed bytes (shared with Q5_K).
@@ -36,11 +37,10 @@ fn decode_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scales and biases of the sub-blocks 2p and 2p + 1, p = sub / 2, from the block's first 16 bytes.
-pub(super) fn emit_scales<'b>(head: &[Val<'b>; 4], sub: Val<'b>) -> [(Val<'b>, Val<'b>); 2] {
+/// Scales and biases of the sub-blocks 2p and 2p + 1, p = `pair`, from the block's first 16 bytes.
+pub(super) fn emit_scales<'b>(head: &[Val<'b>; 4], pair: Val<'b>) -> [(Val<'b>, Val<'b>); 2] {
     let dm = head[0].bitcast(Type::Vec(Scalar::F16, 2)).to_f32();
     let [_, s0, s1, s2] = *head;
-    let pair = sub >> 1;
     let low = pair.lt(2);
     let scales = low.select(s0 & 0x3f3f_3f3f, s2 & 0x0f0f_0f0f | (s0 >> 2) & 0x3030_3030);
     let mins = low.select(s1 & 0x3f3f_3f3f, (s2 >> 4) & 0x0f0f_0f0f | (s1 >> 2) & 0x3030_3030);
@@ -54,7 +54,7 @@ pub(super) fn emit_scales<'b>(head: &[Val<'b>; 4], sub: Val<'b>) -> [(Val<'b>, V
 fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let head = u.load16(0, 144, u.b.u32(0), 0);
     let quants = u.load16(0, 144, u.sub * 16, 16);
-    let scales = emit_scales(&head, u.sub);
+    let scales = emit_scales(&head, u.sub >> 1);
     let first = (u.sub >> 1) * 64 + (u.sub & 1) * 16;
     [0, 1].map(|run| Run {
         col: first + run * 32,
@@ -63,6 +63,22 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
             signed: false,
             scale: scales[run as usize].0,
             bias: Some(scales[run as usize].1),
+        },
+    })
+}
+
+/// Sub-blocks 2p and 2p + 1: all that a pair of scales is good for.
+fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
+    let head = u.load16(0, 144, u.b.u32(0), 0);
+    let quants = [0, 16].map(|at| u.load16(0, 144, u.sub * 32, 16 + at));
+    let scales = emit_scales(&head, u.sub);
+    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(half, odd)| Run {
+        col: u.sub * 64 + (odd * 32 + half * 16),
+        weights: Weights::Bytes {
+            packed: quants[half as usize].map(|w| (w >> (odd * 4)) & 0x0f0f_0f0f),
+            signed: false,
+            scale: scales[odd as usize].0,
+            bias: Some(scales[odd as usize].1),
         },
     })
 }

@@ -10,6 +10,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     decode_block,
     planes: &[Plane { offset: 6, bytes: 16 }, Plane { offset: 2, bytes: 4 }, Plane { offset: 0, bytes: 2 }],
     emit_unit,
+    emit_pair: None,
 };
 
 fn decode_block(block: &[u8], out: &mut [f32]) {

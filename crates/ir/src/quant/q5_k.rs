@@ -11,6 +11,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     decode_block,
     planes: &[Plane { offset: 0, bytes: 176 }],
     emit_unit,
+    emit_pair: Some(emit_pair),
 };
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
@@ -31,7 +32,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let head = u.load16(0, 176, u.b.u32(0), 0);
     let high = u.load16(0, 176, (u.sub & 1) * 16, 16);
     let quants = u.load16(0, 176, u.sub * 16, 48);
-    let scales = q4_k::emit_scales(&head, u.sub);
+    let scales = q4_k::emit_scales(&head, u.sub >> 1);
     let pair = u.sub >> 1;
     let first = pair * 64 + (u.sub & 1) * 16;
     [0, 1].map(|run| Run {
@@ -43,5 +44,22 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
             scale: scales[run as usize].0,
             bias: Some(scales[run as usize].1),
         },
+    })
+}
+
+/// Sub-blocks 2p and 2p + 1: all that a pair of scales is good for.
+fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
+    let head = u.load16(0, 176, u.b.u32(0), 0);
+    let high = [0, 16].map(|at| u.load16(0, 176, u.b.u32(0), 16 + at));
+    let quants = [0, 16].map(|at| u.load16(0, 176, u.sub * 32, 48 + at));
+    let scales = q4_k::emit_scales(&head, u.sub);
+    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(half, odd)| {
+        let bits = high[half as usize].map(|h| ((h >> (u.sub * 2 + odd)) & 0x0101_0101) << 4);
+        let packed = [0, 1, 2, 3].map(|i| (quants[half as usize][i] >> (odd * 4)) & 0x0f0f_0f0f | bits[i]);
+        let (scale, bias) = scales[odd as usize];
+        Run {
+            col: u.sub * 64 + (odd * 32 + half * 16),
+            weights: Weights::Bytes { packed, signed: false, scale, bias: Some(bias) },
+        }
     })
 }
