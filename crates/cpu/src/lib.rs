@@ -9,6 +9,7 @@
 mod attention;
 mod device;
 mod matmul;
+mod measure;
 mod memory;
 mod pool;
 mod rows;

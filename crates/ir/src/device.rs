@@ -7,11 +7,12 @@
 use crate::graph::{Graph, WeightId};
 use crate::kernel::{MatrixType, Scalar};
 use crate::plan::{KvLayout, Plan, Step, StepError, StepOutput};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A cooperative-matrix multiply a device offers: A (m×k) × B (k×n) + Acc (m×n).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MatrixShape {
     /// Rows of A and Acc.
     pub m: u8,
@@ -188,8 +189,9 @@ pub trait Device: Send {
     /// Runs one step to its end and gives its output.
     fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError>;
 
-    /// Time of each launch of the program's last run, in the plan's order, if the device can tell; `run` of a
-    /// program measures launches after this has been called once with `true`.
+    /// Time of each launch of the program's last run, in the plan's order, if the device can tell: from the end of the
+    /// launch before to its own end, so that the sum is the time from the first launch to the end of the last. `run` of
+    /// a program measures launches after this has been called once with `true`.
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>>;
 
     /// Copies KV pages within the pool, for sharing a partly filled page: `(from, to)` page numbers.

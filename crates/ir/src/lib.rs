@@ -10,6 +10,7 @@
 pub mod device;
 pub mod graph;
 pub mod kernel;
+pub mod measured;
 pub mod plan;
 pub mod quant;
 pub mod synthetic;

@@ -67,7 +67,7 @@ impl VulkanDevice {
     }
 }
 
-fn push_bytes(
+pub(crate) fn push_bytes(
     kernel: &Kernel,
     pipeline: &Pipeline,
     args: &[KernelArg],

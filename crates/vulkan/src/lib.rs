@@ -4,6 +4,7 @@
 //! list_devices ─► DeviceReport (and why one cannot be used)
 //! VulkanDevice::open ─► load (weights) ─► prepare (plan → pipelines → recorded commands) ─► run (one submit)
 //! compile_only ─► KernelStats (registers, spills, occupancy; needs no hardware)
+//! VulkanDevice::measure ─► Measured (bandwidth, launch costs, arithmetic)
 //! ```
 //!
 //! The loader library is opened at run time: a program that links this crate starts on machines without Vulkan.
@@ -13,6 +14,7 @@ mod device;
 mod direct;
 mod error;
 mod instance;
+mod measure;
 mod memory;
 mod model;
 mod pipeline;

@@ -27,6 +27,8 @@ pub(crate) enum Command<'a> {
     Zero { buffer: &'a Buffer, offset: u64, bytes: u64 },
     /// Makes what was written readable by the host.
     ToHost,
+    /// Notes the time at which everything before has finished.
+    Stamp,
 }
 
 /// A command buffer with its pool.
@@ -34,7 +36,7 @@ pub(crate) struct Recording {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
     buffer: vk::CommandBuffer,
-    /// Timestamps: one before and one after each launch.
+    /// Timestamps, in the order of recording.
     queries: Option<(vk::QueryPool, u32)>,
 }
 
@@ -52,11 +54,13 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Replaces what is recorded. With `timed`, each launch runs alone, between two timestamps. The device has
-    /// finished the earlier content, and whatever the commands name outlives their use.
+    /// Replaces what is recorded. With `timed`, a timestamp comes before the first launch and one after each: nothing
+    /// else is added, so that launches follow each other as in an untimed recording. The device has finished the
+    /// earlier content, and whatever the commands name outlives their use.
     pub(crate) fn record(&mut self, commands: &[Command<'_>], timed: bool) -> Result<(), VulkanError> {
         let launches = commands.iter().filter(|c| matches!(c, Command::Launch { .. })).count() as u32;
-        self.prepare_queries(if timed { 2 * launches } else { 0 })?;
+        let stamps = commands.iter().filter(|c| matches!(c, Command::Stamp)).count() as u32;
+        self.prepare_queries(stamps + if timed && launches > 0 { launches + 1 } else { 0 })?;
         let device = &self.gpu.raw;
         // SAFETY: the buffer is not in use (see above); all handles in `commands` are alive.
         unsafe {
@@ -66,17 +70,20 @@ impl Recording {
             begin.map_err(VulkanError::of("vkBeginCommandBuffer"))?;
         }
         let (mut bound, mut stamps) = (vk::Pipeline::null(), 0);
+        let mut stamp = || {
+            self.timestamp(stamps);
+            stamps += 1;
+        };
+        let mut begun = false;
         for command in commands {
-            let alone = timed && matches!(command, Command::Launch { .. });
-            if alone {
-                self.put(&Command::FullBarrier, &mut bound);
-                self.timestamp(stamps);
+            let launch = timed && matches!(command, Command::Launch { .. });
+            if (launch && !begun) || matches!(command, Command::Stamp) {
+                stamp();
             }
+            begun |= launch;
             self.put(command, &mut bound);
-            if alone {
-                self.put(&Command::FullBarrier, &mut bound);
-                self.timestamp(stamps + 1);
-                stamps += 2;
+            if launch {
+                stamp();
             }
         }
         // SAFETY: the buffer is being recorded.
@@ -99,6 +106,7 @@ impl Recording {
                     }
                     device.cmd_dispatch(cb, grid[0], grid[1], grid[2]);
                 }
+                Command::Stamp => {}
                 Command::Barrier => barrier(device, cb, LAUNCHES),
                 Command::FullBarrier => barrier(device, cb, EVERYTHING),
                 Command::ToHost => barrier(device, cb, TO_HOST),
@@ -139,7 +147,8 @@ impl Recording {
         }
     }
 
-    /// Durations of the launches of the last submission, which has finished; none if it was not timed.
+    /// Times between neighbouring timestamps of the last submission, which has finished: of a timed recording, one per
+    /// launch, from the end of the launch before to its own end. None if there are no timestamps.
     pub(crate) fn times(&self) -> Option<Vec<Duration>> {
         let (pool, count) = self.queries?;
         let mut ticks = vec![0u64; count as usize];
@@ -149,7 +158,7 @@ impl Recording {
         let mask = if self.gpu.timestamp_bits >= 64 { u64::MAX } else { (1 << self.gpu.timestamp_bits) - 1 };
         let period = self.gpu.report.timestamp_period? as f64;
         let nanos = |w: &[u64]| Duration::from_nanos(((w[1].wrapping_sub(w[0]) & mask) as f64 * period) as u64);
-        Some(ticks.chunks_exact(2).map(nanos).collect())
+        Some(ticks.windows(2).map(nanos).collect())
     }
 }
 

@@ -142,6 +142,12 @@ impl DeviceReport {
         }
     }
 
+    /// What measured figures hold for: this device with this driver. Fit for a file's name.
+    pub fn identity(&self) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        format!("{}-{}-{:x}", hex(&self.device_uuid), hex(&self.driver_uuid), self.driver_version)
+    }
+
     /// Memory in which weights would live.
     pub fn device_memory(&self) -> u64 {
         self.heaps.iter().filter(|h| h.device_local).map(|h| h.bytes).max().unwrap_or(0)

@@ -14,6 +14,7 @@ mod failure;
 mod folders;
 mod generate;
 mod interrupt;
+mod measured;
 mod output;
 mod profiles;
 mod progress;

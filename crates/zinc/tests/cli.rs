@@ -221,6 +221,17 @@ fn devices_lists_the_cpu() {
 }
 
 #[test]
+fn devices_measures_the_cpu() {
+    let line = ["devices", "--measure", "--device", "cpu"];
+    let table = stdout(&zinc(&line));
+    assert!(table.starts_with("cpu") && table.contains("streaming read") && table.contains("threads"), "{table}");
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&zinc(&[&line[..], &["--json"]].concat()))).expect("JSON");
+    assert!(value["cpu"]["reads"][0]["rate"].as_f64().expect("a number") > 0.0);
+    fails(&zinc(&["devices", "--device", "cpu"]), 2, &["--measure"]);
+}
+
+#[test]
 fn wrong_usage_is_exit_code_2() {
     let m = model("llama");
     fails(&zinc(&["run", &m, "--no-such-flag"]), 2, &["--no-such-flag"]);

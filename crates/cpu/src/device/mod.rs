@@ -65,6 +65,14 @@ impl CpuDevice {
         })
     }
 
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
     fn prepared(&mut self, id: ProgramId) -> Result<&mut Prepared, DeviceError> {
         self.programs.get_mut(id.0 as usize).ok_or(DeviceError::Misuse("unknown program"))
     }

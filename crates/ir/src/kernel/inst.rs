@@ -27,7 +27,7 @@
 
 /// Scalar element types. 8-bit and 16-bit integers exist for memory and conversion; arithmetic is done in
 /// 32 bits or more, or in floats.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Scalar {
     /// Truth value; no memory form.
     Bool,

@@ -1,5 +1,7 @@
 //! `zinc devices`: what can compute here, and why something cannot.
 
+use crate::commands::limits;
+use crate::device::Choice;
 use crate::output::print_line;
 use anyhow::Result;
 use clap::Args;
@@ -8,15 +10,25 @@ use std::fmt::Write;
 use zinc_ir::device::{Device, MatrixShape};
 use zinc_vulkan::{DeviceReport, DeviceType};
 
-/// Lists the CPU and every GPU with its driver, memory, subgroup sizes and matrix shapes.
+/// Lists the CPU and every GPU with its driver, memory, subgroup sizes and matrix shapes; or measures what they attain.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
+    /// Measure what devices attain: streaming reads, launches, submissions, arithmetic. Some seconds per device; the
+    /// figures are kept, and are what reports compare with. Leave the machine alone meanwhile
+    #[arg(long)]
+    measure: bool,
+    /// Measure only this one: cpu or vulkan:N
+    #[arg(long, requires = "measure", value_name = "DEVICE")]
+    device: Option<Choice>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.measure {
+        return limits::run(arguments.device, arguments.json);
+    }
     let cpu = zinc_cpu::CpuDevice::new(0)?;
     let (gpus, no_vulkan) = match zinc_vulkan::list_devices() {
         Ok(devices) => (devices, None),
@@ -58,7 +70,7 @@ fn kind(device: &DeviceReport) -> &'static str {
     }
 }
 
-fn matrix(shape: &MatrixShape) -> String {
+pub(super) fn matrix(shape: &MatrixShape) -> String {
     format!("{}x{}x{} {:?}->{:?}", shape.m, shape.n, shape.k, shape.input, shape.acc).to_lowercase()
 }
 

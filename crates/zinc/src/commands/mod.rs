@@ -6,6 +6,7 @@ pub(crate) mod detokenize;
 pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod inspect;
+mod limits;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
