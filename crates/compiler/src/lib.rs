@@ -7,6 +7,7 @@
 //! Fusion is instruction selection: [`kernels::TEMPLATES`] is a table of patterns with emitters, the most specific
 //! first and one-op rows at the bottom. A new kernel, fused or not, is one file and one row.
 
+mod cost;
 pub mod kernels;
 mod prune;
 mod schedule;

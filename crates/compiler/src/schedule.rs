@@ -2,9 +2,9 @@
 //! conflicts with one since the last barrier.
 
 use crate::template::{Access, Ctx, Emission, LaunchSketch, Operand};
-use crate::{CompileError, Region};
+use crate::{CompileError, Region, cost};
 use std::collections::HashMap;
-use zinc_ir::graph::{NodeId, Op};
+use zinc_ir::graph::NodeId;
 use zinc_ir::kernel::ArgKind;
 use zinc_ir::plan::{Buffer, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes};
 
@@ -41,8 +41,8 @@ pub(crate) fn schedule(
         for (i, sketch) in emission.launches.into_iter().enumerate() {
             let mut launch = finish(ctx, &places, inputs, index, region, &sketch);
             if i + 1 < count {
-                // The region's cost, like the region, stands at its last launch.
-                (launch.region, launch.bytes, launch.flops) = (vec![], 0, 0);
+                // The region stands at its last launch.
+                launch.region = vec![];
             }
             let print = sketch.kernel.fingerprint();
             let next = KernelId(plan.kernels.len() as u32);
@@ -155,6 +155,9 @@ fn finish(
 ) -> Launch {
     let mut launch = bare_launch(ctx, region);
     launch.grid = sketch.grid;
+    let temps: Vec<u64> = places.temps[index].iter().map(|(_, bytes)| *bytes).collect();
+    let (cost, attends) = cost::of_launch(ctx, region, &sketch.args, &temps);
+    (launch.bytes, launch.flops, launch.attends) = (cost.bytes, cost.flops, attends);
     debug_assert_eq!(sketch.args.len(), sketch.kernel.args.len(), "{}: arguments", sketch.kernel.name);
     for ((operand, access), arg) in sketch.args.iter().zip(&sketch.kernel.args) {
         let declared = matches!(
@@ -177,7 +180,7 @@ fn finish(
 /// A region as one launch without kernel, arguments and spans: all that a native device needs, since it keeps values
 /// itself and runs in order. [`finish`] adds the rest for the others.
 fn bare_launch(ctx: &Ctx<'_>, region: &Region) -> Launch {
-    let (bytes, flops) = cost(ctx, region);
+    let (cost, attends) = cost::of_region(ctx, region);
     Launch {
         template: region.template.name,
         region: region.nodes.clone(),
@@ -187,39 +190,8 @@ fn bare_launch(ctx: &Ctx<'_>, region: &Region) -> Launch {
         args: vec![],
         reads: vec![],
         writes: vec![],
-        bytes,
-        flops,
+        attends,
+        bytes: cost.bytes,
+        flops: cost.flops,
     }
-}
-
-/// Bytes a region must move (weights, KV of a full context, inputs and outputs once) and its arithmetic.
-fn cost(ctx: &Ctx<'_>, region: &Region) -> (u64, u64) {
-    let (mut bytes, mut flops) = (0, 0);
-    for &node in &region.nodes {
-        let op = ctx.graph.op(node);
-        let rows = ctx.rows(node) as u64;
-        for input in op.inputs() {
-            if !region.nodes.contains(&input) {
-                bytes += ctx.value_bytes(input);
-            }
-        }
-        if let Some(w) = op.weight() {
-            let weight = ctx.graph.weight_of(w);
-            match op {
-                Op::Embed { .. } => bytes += rows * weight.bytes() / weight.rows as u64,
-                _ => bytes += weight.bytes(),
-            }
-            if let Op::MatMul { .. } = op {
-                flops += 2 * rows * weight.rows as u64 * weight.cols as u64;
-            }
-        }
-        if let Op::Attention { spec, .. } = op {
-            let visible = spec.window.unwrap_or(u32::MAX).min(ctx.bucket.context) as u64;
-            let row = (spec.kv_heads * spec.head_dim) as u64;
-            bytes += 2 * visible * row * ctx.kv.ty.bytes() as u64;
-            flops += 4 * rows * visible * (spec.heads * spec.head_dim) as u64;
-        }
-    }
-    bytes += ctx.value_bytes(region.last());
-    (bytes, flops)
 }

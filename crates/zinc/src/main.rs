@@ -19,6 +19,7 @@ mod output;
 mod profiles;
 mod progress;
 mod prompt;
+mod roofline;
 mod session;
 mod source;
 

@@ -18,7 +18,6 @@ const LARGEST: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freshness {
     /// What is stored, or else measured now.
-    #[allow(dead_code)] // Reports that compare with the limits take it.
     Stored,
     /// Measured now, and stored.
     Now,

@@ -214,6 +214,27 @@ fn bench_measures_a_file_and_a_shape() {
 }
 
 #[test]
+fn bench_compares_with_measured_limits() {
+    let (m, folder) = (model("llama"), scratch("roofline"));
+    let file = folder.join("plot.svg").display().to_string();
+    let line = ["bench", &m, "-p", "16", "-n", "4", "-r", "1", "--device", "cpu", "--roofline"];
+    let table = stdout(&zinc(&[&line[..], &["--svg", &file]].concat()));
+    for words in ["tg4 against measured limits", "| launch gaps |", "| host |", "| sum of parts |", "tg4 is "] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let plot = std::fs::read_to_string(&file).expect("written");
+    assert!(plot.starts_with("<svg") && plot.contains("<circle") && plot.trim_end().ends_with("</svg>"));
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&zinc(&[&line[..], &["--json"]].concat()))).expect("JSON");
+    let roofline = &value["tests"][1]["roofline"];
+    let number = |v: &serde_json::Value| v.as_f64().expect("a number");
+    let parts: f64 = roofline["parts"].as_object().expect("parts").values().map(number).sum();
+    assert!((parts / number(&roofline["sum_seconds"]) - 1.0).abs() < 1e-6, "{roofline}");
+    assert!(roofline["sentence"].as_str().is_some_and(|s| s.contains('%')), "{roofline}");
+    fails(&zinc(&["bench", &m, "--svg", &file]), 2, &["--roofline"]);
+}
+
+#[test]
 fn devices_lists_the_cpu() {
     assert!(stdout(&zinc(&["devices"])).starts_with("cpu"));
     let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&["devices", "--json"]))).expect("JSON");

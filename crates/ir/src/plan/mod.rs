@@ -12,9 +12,11 @@
 //! which two conflicting launches have no barrier between them: validation layers do not see accesses through device
 //! addresses, so this is the proof.
 
+mod cost;
 mod proof;
 mod text;
 
+pub use cost::Cost;
 pub use proof::{PlanError, conflict, verify};
 
 use crate::graph::{Graph, NodeId, Op, RopeId, WeightId};
@@ -422,7 +424,9 @@ pub struct Launch {
     pub reads: Vec<Span>,
     /// Everything it may write.
     pub writes: Vec<Span>,
-    /// Bytes it must move at least (weights, KV, activations once).
+    /// The attention whose K and V it reads, if it reads any: that part of its cost depends on the context.
+    pub attends: Option<NodeId>,
+    /// Bytes it must move at least: weights, K and V of the bucket's whole context, and values, once each.
     pub bytes: u64,
     /// Floating-point operations (a multiply-add counts two).
     pub flops: u64,

@@ -48,9 +48,8 @@ impl Plan {
         if !launch.region.is_empty() {
             let nodes: Vec<String> = launch.region.iter().map(|n| format!("%{}", n.0)).collect();
             write!(f, " covers {}", nodes.join(" "))?;
-            write!(f, "; {} bytes, {} FLOPs", launch.bytes, launch.flops)?;
         }
-        writeln!(f)?;
+        writeln!(f, "; {} bytes, {} FLOPs", launch.bytes, launch.flops)?;
         for (i, arg) in launch.args.iter().enumerate() {
             let name = launch.kernel.map(|k| self.kernels[k.0 as usize].args[i].name.as_str()).unwrap_or("arg");
             match *arg {

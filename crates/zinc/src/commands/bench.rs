@@ -5,17 +5,21 @@
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
+use crate::device;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
-use crate::output::print_line;
+use crate::output::{print, print_line, say};
 use crate::progress::Meter;
+use crate::roofline::{self, Expected, Limits, Ran, Roofline};
 use crate::session::{Needs, Session, act_name, kv_name};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use zinc_engine::{Program, Random, Request};
+use zinc_ir::device::ProgramId;
 
 /// Measures prompt and generation speed of a model, or of a shape with made-up weights (--shape).
 #[derive(Args, Debug)]
@@ -35,6 +39,13 @@ pub(crate) struct Arguments {
     /// Also measure single launches, and show where the time goes
     #[arg(long)]
     profile: bool,
+    /// Compare every kind of launch with what the device was measured to attain (measured once, see `zinc devices
+    /// --measure`), show launch gaps and the host's share, and say what limits the model
+    #[arg(long)]
+    roofline: bool,
+    /// Draw that as a plot
+    #[arg(long, value_name = "FILE", requires = "roofline")]
+    svg: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -65,11 +76,24 @@ struct Measured {
     test: Test,
     rates: Vec<f64>,
     kinds: Option<BTreeMap<&'static str, Kind>>,
+    roofline: Option<Roofline>,
 }
 
 impl Measured {
     fn mean(&self) -> f64 {
         self.rates.iter().sum::<f64>() / self.rates.len() as f64
+    }
+
+    fn median(&self) -> f64 {
+        let mut rates = self.rates.clone();
+        rates.sort_by(f64::total_cmp);
+        let middle = |i: usize| rates.get(i).copied().unwrap_or(0.0);
+        (middle(rates.len() / 2) + middle(rates.len().saturating_sub(1) / 2)) / 2.0
+    }
+
+    /// Test and size, e.g. `tg128`.
+    fn name(&self) -> String {
+        format!("{}{}", self.test.name, self.test.tokens)
     }
 
     /// Sample standard deviation, 0 of a single run.
@@ -85,6 +109,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return Err(usage("-p 0 and -n 0 leave nothing to measure; give one of them"));
     }
     let interrupt = Interrupt::install()?;
+    // Before the model takes the memory.
+    let limits = match arguments.roofline {
+        true => Some(Limits::new(device::limits(&arguments.compute)?)),
+        false => None,
+    };
     let context = arguments.prompt.max(arguments.generate).max(1);
     let mut session =
         Session::open(&arguments.model, &arguments.compute, Needs { context: Some(context) }, &interrupt)?;
@@ -93,20 +122,44 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         [Test { name: "pp", tokens: p, prompt: p, predict: 1 }, Test { name: "tg", tokens: n, prompt: 1, predict: n }];
     let mut results = vec![];
     for test in tests.into_iter().filter(|t| t.tokens > 0) {
-        results.push(measure(&mut session, test, arguments, &interrupt)?);
+        results.push(measure(&mut session, test, arguments, limits.as_ref(), &interrupt)?);
+    }
+    if let Some(file) = &arguments.svg {
+        draw(&session, &results, file)?;
     }
     if arguments.json { print_json(&session, &results) } else { print_table(&session, &results) }
 }
 
-fn measure(session: &mut Session, test: Test, arguments: &Arguments, interrupt: &Interrupt) -> Result<Measured> {
+fn measure(
+    session: &mut Session,
+    test: Test,
+    arguments: &Arguments,
+    limits: Option<&Limits>,
+    interrupt: &Interrupt,
+) -> Result<Measured> {
     let programs = once(session, test, 0, interrupt)?.1;
     let mut rates = vec![];
     for repetition in 0..arguments.repetitions {
         let (time, _) = once(session, test, repetition as u64 + 1, interrupt)?;
         rates.push(test.tokens as f64 / time.as_secs_f64());
     }
-    let kinds = if arguments.profile { profile(session, test, &programs, interrupt)? } else { None };
-    Ok(Measured { test, rates, kinds })
+    let mut measured = Measured { test, rates, kinds: None, roofline: None };
+    if !arguments.profile && limits.is_none() {
+        return Ok(measured);
+    }
+    let Some(profile) = profile(session, test, &programs, arguments.repetitions, interrupt)? else {
+        say!("warning: this device has no clock for single launches: no profile");
+        return Ok(measured);
+    };
+    if arguments.profile {
+        measured.kinds = Some(kinds(&profile.ran));
+    }
+    if let Some(limits) = limits {
+        let tokens = test.tokens as u64;
+        let (profiled, wall) = (profile.time.as_secs_f64() / tokens as f64, 1.0 / measured.median());
+        measured.roofline = Some(Roofline::new(limits, &profile.ran, tokens, profiled, wall));
+    }
+    Ok(measured)
 }
 
 /// Runs a test with its own random tokens; gives the time of all steps and the programs they used.
@@ -135,36 +188,84 @@ fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> 
     Ok((time, programs))
 }
 
-/// Runs a test once more with measuring on and sums its launches by template. `None` if the device cannot tell.
+/// A run with measuring on.
+struct Profile {
+    ran: Vec<Ran>,
+    /// Of all steps, as the host saw it.
+    time: Duration,
+}
+
+/// Most runs with measuring on.
+const PROFILED: u32 = 5;
+
+/// Runs a test with measuring of launches on, and gives the run of median time. `None` if the device cannot tell.
 fn profile(
     session: &mut Session,
     test: Test,
     programs: &[Program],
+    repetitions: u32,
     interrupt: &Interrupt,
-) -> Result<Option<BTreeMap<&'static str, Kind>>> {
+) -> Result<Option<Profile>> {
     for program in programs {
         session.engine.profile(program, true);
     }
-    session.engine.forget_prefixes();
-    let prompt = vec![1; test.prompt as usize];
-    session.engine.submit(Request { prompt, predict: Some(test.predict), ..Request::default() })?;
-    let mut kinds: BTreeMap<&'static str, Kind> = BTreeMap::new();
-    while let Some(program) = session.engine.prepare_step(&mut |_| ())? {
-        session.engine.step(&mut |_| ())?;
-        let Some(times) = session.engine.profile(&program, true) else { break };
-        for (launch, time) in program.plan.launches().zip(times) {
-            let kind = kinds.entry(launch.template).or_default();
-            kind.launches += 1;
-            kind.time += time;
-            kind.bytes += launch.bytes;
-            kind.flops += launch.flops;
-        }
-        interrupt.check()?;
-    }
+    // Programs that measure are recorded anew when they first run: that run does not count.
+    profiled_run(session, test, interrupt)?;
+    let runs = (0..repetitions.min(PROFILED)).map(|_| profiled_run(session, test, interrupt));
+    let mut runs = runs.collect::<Result<Vec<Profile>>>()?;
+    runs.sort_by_key(|run| run.time);
+    let profile = runs.swap_remove(runs.len() / 2);
     for program in programs {
         session.engine.profile(program, false);
     }
-    Ok((!kinds.is_empty()).then_some(kinds))
+    Ok((!profile.ran.is_empty()).then_some(profile))
+}
+
+fn profiled_run(session: &mut Session, test: Test, interrupt: &Interrupt) -> Result<Profile> {
+    let engine = &mut session.engine;
+    engine.forget_prefixes();
+    let prompt = vec![1; test.prompt as usize];
+    engine.submit(Request { prompt, predict: Some(test.predict), ..Request::default() })?;
+    let mut profile = Profile { ran: vec![], time: Duration::ZERO };
+    let mut known: HashMap<ProgramId, Vec<Expected>> = HashMap::new();
+    let mut past = 0;
+    while let Some(program) = engine.prepare_step(&mut |_| ())? {
+        let start = Instant::now();
+        engine.step(&mut |_| ())?;
+        profile.time += start.elapsed();
+        let plan = &program.plan;
+        let rows = if past < test.prompt { plan.bucket.tokens.min(test.prompt - past) } else { 1 };
+        let Some(times) = engine.profile(&program, true) else { break };
+        let expected = known.entry(program.id).or_insert_with(|| roofline::expected(plan));
+        for ((launch, expected), time) in plan.launches().zip(expected).zip(times) {
+            let (template, cost) = (launch.template, plan.cost_at(launch, past, rows));
+            profile.ran.push(Ran { template, expected: *expected, seconds: time.as_secs_f64(), cost });
+        }
+        past += rows;
+        interrupt.check()?;
+    }
+    Ok(profile)
+}
+
+/// Sums launches by template.
+fn kinds(ran: &[Ran]) -> BTreeMap<&'static str, Kind> {
+    let mut kinds: BTreeMap<&'static str, Kind> = BTreeMap::new();
+    for launch in ran {
+        let kind = kinds.entry(launch.template).or_default();
+        kind.launches += 1;
+        kind.time += Duration::from_secs_f64(launch.seconds);
+        kind.bytes += launch.cost.bytes;
+        kind.flops += launch.cost.flops;
+    }
+    kinds
+}
+
+/// Writes the plot of all tests.
+fn draw(session: &Session, results: &[Measured], file: &Path) -> Result<()> {
+    let title = format!("{} on {}", session.source.name, session.engine.device().description());
+    let tests: Vec<(String, &Roofline)> =
+        results.iter().filter_map(|r| Some((r.name(), r.roofline.as_ref()?))).collect();
+    std::fs::write(file, roofline::plot(&title, &tests)).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
@@ -189,6 +290,9 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
     for r in results {
         if let Some(kinds) = &r.kinds {
             print_kinds(r.test, kinds)?;
+        }
+        if let Some(roofline) = &r.roofline {
+            print(&roofline.table(&r.name()))?;
         }
     }
     Ok(())
@@ -230,8 +334,9 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
                 rows.collect::<Vec<_>>()
             });
             json!({
-                "test": format!("{}{}", r.test.name, r.test.tokens),
+                "test": r.name(),
                 "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates, "launches": kinds,
+                "roofline": r.roofline.as_ref().map(Roofline::json),
             })
         })
         .collect();
@@ -254,9 +359,10 @@ mod tests {
     #[test]
     fn deviation_is_that_of_a_sample() {
         let test = Test { name: "pp", tokens: 1, prompt: 1, predict: 1 };
-        let of = |rates: Vec<f64>| Measured { test, rates, kinds: None };
+        let of = |rates: Vec<f64>| Measured { test, rates, kinds: None, roofline: None };
         assert_eq!(of(vec![1.0, 3.0]).mean(), 2.0);
         assert!((of(vec![1.0, 3.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
         assert_eq!(of(vec![5.0]).deviation(), 0.0);
+        assert_eq!([of(vec![9.0, 1.0, 2.0]).median(), of(vec![4.0, 1.0]).median()], [2.0, 2.5]);
     }
 }
