@@ -36,7 +36,7 @@ const STYLE: &str = "
   .a.none, .b.none { fill: var(--back); stroke-width: 2; }
   .a.none { stroke: var(--a); }
   .b.none { stroke: var(--b); }
-  .number { font-size: 11px; font-weight: 600; }
+  .number { font-size: 11px; font-weight: 600; stroke: var(--back); stroke-width: 3px; paint-order: stroke; }
   .na { fill: var(--a); }
   .nb { fill: var(--b); }
 ";
