@@ -53,6 +53,7 @@ fn launch(kernel: u32, from: Span, to: Span, word: u32) -> Entry {
         args: vec![address(from), address(to), LaunchArg::Word(word)],
         reads: vec![from],
         writes: vec![to],
+        attends: None,
         bytes: 0,
         flops: 0,
     })
