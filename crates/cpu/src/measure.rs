@@ -67,6 +67,7 @@ impl CpuDevice {
             reads,
             write,
             launches,
+            stamp: 0.0,
             submit: None,
             fma: chain(16 * 2, fma_fn(isa)),
             dot4: chain(16 * 8, dot_fn(isa)),

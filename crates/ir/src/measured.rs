@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Changes when the meaning of a figure, or the way it is taken, changes: stored figures of another version are taken
 /// again.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// One device's measured limits.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub struct Measured {
     pub write: f64,
     /// What a launch costs, by number of workgroups (on the CPU: by number of threads).
     pub launches: Vec<LaunchCost>,
+    /// Seconds that a timestamp behind a launch adds to it: what profiles must be freed of.
+    pub stamp: f64,
     /// What a submission costs; none where nothing is submitted.
     pub submit: Option<SubmitCost>,
     /// F32 multiply-adds, operations per second.
@@ -126,6 +128,8 @@ impl Measured {
             && !self.reads.is_empty()
             && !self.launches.is_empty()
             && ordered
+            && self.stamp.is_finite()
+            && self.stamp >= 0.0
             && all.iter().all(positive)
     }
 }
@@ -173,6 +177,7 @@ mod tests {
         assert!(!Measured::default().is_sound());
         assert!(!Measured { format: FORMAT + 1, ..measured() }.is_sound());
         assert!(!Measured { fma: f64::NAN, ..measured() }.is_sound());
+        assert!(!Measured { stamp: -1e-6, ..measured() }.is_sound());
         let mut backwards = measured();
         backwards.launches.reverse();
         assert!(!backwards.is_sound());

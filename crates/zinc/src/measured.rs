@@ -162,7 +162,8 @@ mod tests {
         let path = folder.0.join("measured/card-1.json");
         store(&path, &figures(5.0)).expect("stored");
         let whole = std::fs::read(&path).expect("there");
-        let old = String::from_utf8_lossy(&whole).replace("\"format\": 1", "\"format\": 0").into_bytes();
+        let old =
+            String::from_utf8_lossy(&whole).replace(&format!("\"format\": {FORMAT}"), "\"format\": 0").into_bytes();
         let negative = String::from_utf8_lossy(&whole).replace("\"rate\": 5.0", "\"rate\": -5.0").into_bytes();
         let null = String::from_utf8_lossy(&whole).replace("\"rate\": 5.0", "\"rate\": null").into_bytes();
         let foreign = String::from_utf8_lossy(&whole).replace("card-1", "card-2").into_bytes();

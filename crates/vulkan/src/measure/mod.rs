@@ -41,6 +41,8 @@ const FEWEST_BYTES: u64 = 512 << 20;
 const SOFTWARE_BYTES: u64 = 256 << 20;
 /// Launches of the long and of the short chain.
 const CHAIN: [usize; 2] = [160, 32];
+/// Workgroups of the launches that timestamps are measured on.
+const STAMPED_GROUPS: u32 = 64;
 /// Submissions that are timed.
 const SUBMISSIONS: usize = 24;
 /// Never the result of a read: no lane stores.
@@ -64,7 +66,7 @@ impl VulkanDevice {
         let caps = self.caps().clone();
         let mut rig = Rig::new(&self.gpu, &mut self.queue, &self.cache, caps)?;
         let (read_over, reads, write) = rig.memory()?;
-        let launches = rig.launches()?;
+        let (launches, stamp) = rig.launches()?;
         let submit = Some(rig.submissions()?);
         let (fma, dot4, matrices) = rig.arithmetic()?;
         let took = start.elapsed().as_secs_f64();
@@ -76,6 +78,7 @@ impl VulkanDevice {
             reads,
             write,
             launches,
+            stamp,
             submit,
             fma,
             dot4,
@@ -89,6 +92,17 @@ impl VulkanDevice {
 struct Tool {
     kernel: Kernel,
     pipeline: Arc<Pipeline>,
+}
+
+/// What stands between the launches of a chain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Chain {
+    /// Barriers.
+    Dependent,
+    /// Nothing.
+    Free,
+    /// Barriers, and a timestamp behind every launch, as in a profile.
+    Stamped,
 }
 
 /// What measuring needs of the device.
@@ -220,24 +234,28 @@ impl<'d> Rig<'d> {
         if self.software { all } else { ((rate * 4e-3) as u64).max(FEWEST_BYTES).min(all) }
     }
 
-    /// Chains of the smallest launches, with barriers and without. Two lengths, so that what comes once per submission
-    /// drops out of the difference.
-    fn launches(&mut self) -> Result<Vec<LaunchCost>, VulkanError> {
+    /// Chains of the smallest launches, with barriers and without; and what timestamps add to them. Two lengths, so that
+    /// what comes once per submission drops out of the difference.
+    fn launches(&mut self) -> Result<(Vec<LaunchCost>, f64), VulkanError> {
         let tool = self.compile(vec![kernels::bump(self.lanes(LANES), self.caps.subgroup_size)])?;
-        let Some(tool) = tool.first() else { return Ok(vec![]) };
+        let Some(tool) = tool.first() else { return Ok((vec![], 0.0)) };
         let mut counts = if self.software { vec![1, 64] } else { vec![1, 64, self.units * 4, self.units * 8] };
         counts.sort_unstable();
         counts.dedup();
         let mut rows = vec![];
         for workgroups in counts {
-            let dependent = self.per_launch(tool, workgroups, true)?;
-            let independent = if self.software { None } else { Some(self.per_launch(tool, workgroups, false)?) };
+            let dependent = self.per_launch(tool, workgroups, Chain::Dependent)?;
+            let independent =
+                if self.software { None } else { Some(self.per_launch(tool, workgroups, Chain::Free)?) };
             rows.push(LaunchCost { workgroups, dependent, independent });
         }
-        Ok(rows)
+        let plain = self.per_launch(tool, STAMPED_GROUPS, Chain::Dependent)?;
+        let stamp = (self.per_launch(tool, STAMPED_GROUPS, Chain::Stamped)? - plain).max(0.0);
+        Ok((rows, stamp))
     }
 
-    fn per_launch(&mut self, tool: &Tool, workgroups: u32, dependent: bool) -> Result<f64, VulkanError> {
+    /// Seconds per launch.
+    fn per_launch(&mut self, tool: &Tool, workgroups: u32, chain: Chain) -> Result<f64, VulkanError> {
         let runs = if self.software { 2 } else { 5 };
         let mut best = [f64::INFINITY; 2];
         for _ in 0..runs {
@@ -245,13 +263,16 @@ impl<'d> Rig<'d> {
                 let mut commands = vec![Command::FullBarrier, Command::Stamp];
                 for _ in 0..*length {
                     commands.push(self.launch(tool, workgroups, &[1], &[])?);
-                    if dependent {
+                    if chain == Chain::Stamped {
+                        commands.push(Command::Stamp);
+                    }
+                    if chain != Chain::Free {
                         commands.push(Command::Barrier);
                     }
                 }
                 commands.push(Command::Stamp);
                 let times = self.run(&commands, false)?;
-                *best = times.first().copied().unwrap_or(f64::INFINITY).min(*best);
+                *best = times.iter().sum::<f64>().min(*best);
             }
         }
         let difference = (best[0] - best[1]) / (CHAIN[0] - CHAIN[1]) as f64;

@@ -77,6 +77,7 @@ fn table(name: &str, m: &Measured) -> Result<String> {
         writeln!(out, "             {:>6}: {:.2}{alone}", l.workgroups, l.dependent * 1e6)?;
     }
     if let Some(s) = m.submit {
+        writeln!(out, "           a timestamp behind a launch adds {:.2} µs", m.stamp * 1e6)?;
         let [call, asleep, watching] = [s.call, s.asleep, s.watching].map(|s| format!("{:.1}", s * 1e6));
         writeln!(out, "           submission µs: call {call}, to the result {watching} watching, {asleep} asleep")?;
     }
@@ -135,6 +136,7 @@ mod tests {
             reads: vec![read(2, 132, 3.2e12), read(2, 1056, 4.5e12), read(8, 1056, 4.59e12)],
             write: 4.1e12,
             launches: vec![launch(1, 1.74e-6, Some(1.6e-7)), launch(64, 2e-6, None)],
+            stamp: 3.5e-7,
             submit: Some(SubmitCost { call: 6.8e-6, asleep: 68e-6, watching: 25e-6 }),
             fma: 6.1e13,
             dot4: 2.4e13,
@@ -151,6 +153,7 @@ vulkan:0   A card, measured in 1.2 s
            launch µs by workgroups, after a barrier (without one)
                   1: 1.74 (0.16)
                  64: 2.00
+           a timestamp behind a launch adds 0.35 µs
            submission µs: call 6.8, to the result 25.0 watching, 68.0 asleep
            multiply-adds 61000 GFLOP/s, byte dot products 24000 GOP/s
            matrices 16x8x16 f16->f32: 550000 GFLOP/s

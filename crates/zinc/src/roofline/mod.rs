@@ -9,8 +9,9 @@
 //! A launch's time runs from the end of the launch before to its own end. Of that, what a dependent launch costs on this
 //! machine is a *gap*, and the rest is work. The *limit* of a launch is the time that its bytes take at the measured
 //! streaming rate or its operations at the measured peak, whichever is longer. What a profiled token takes beyond its
-//! launches is the host's. Nothing is scaled to fit: the sum of these parts is compared with the time per token of runs
-//! without a profile, and a difference is shown.
+//! launches is the host's. Timestamps hold launches up: what each was measured to add is taken off, and shown. Nothing else
+//! is changed to fit: the sum of the parts is compared with the time per token of runs without a profile, and a difference
+//! is shown.
 
 mod svg;
 mod table;
@@ -122,14 +123,15 @@ impl Kind {
     }
 
     fn add(&mut self, ran: &Ran, limits: &Limits) {
-        let gap = limits.gap(&ran.expected).min(ran.seconds);
+        let seconds = ran.seconds - limits.stamp(ran);
+        let gap = limits.gap(&ran.expected).min(seconds);
         let memory = ran.cost.bytes as f64 / limits.read;
         let arithmetic = ran.cost.flops as f64 / limits.peak(ran.expected.unit);
         self.launches += 1;
         self.bytes += ran.cost.bytes;
         self.flops += ran.cost.flops;
         self.gap += gap;
-        self.work += ran.seconds - gap;
+        self.work += seconds - gap;
         if memory >= arithmetic { self.memory += memory } else { self.arithmetic += arithmetic }
     }
 }
@@ -160,6 +162,11 @@ impl Limits {
         }
     }
 
+    /// What the timestamp behind a launch added to it.
+    fn stamp(&self, ran: &Ran) -> f64 {
+        self.measured.stamp.min(ran.seconds)
+    }
+
     /// What a launch costs beside its work.
     fn gap(&self, expected: &Expected) -> f64 {
         // A device that runs regions itself was measured with all of its threads last.
@@ -186,6 +193,8 @@ pub(crate) struct Roofline {
     pub(crate) kinds: BTreeMap<&'static str, Kind>,
     /// Time of the profiled tokens, by the host's clock.
     pub(crate) profiled: f64,
+    /// What timestamps added to it.
+    pub(crate) stamps: f64,
     /// Time of as many tokens without a profile.
     pub(crate) wall: f64,
 }
@@ -197,8 +206,9 @@ impl Roofline {
         for launch in ran {
             kinds.entry(launch.template).or_default().add(launch, limits);
         }
+        let stamps = ran.iter().map(|launch| limits.stamp(launch)).sum();
         let all = tokens as f64;
-        Roofline { limits: limits.clone(), tokens, kinds, profiled: profiled * all, wall: wall * all }
+        Roofline { limits: limits.clone(), tokens, kinds, profiled: profiled * all, stamps, wall: wall * all }
     }
 
     /// Time of all launches, gaps included.
@@ -208,7 +218,7 @@ impl Roofline {
 
     /// Time in which no launch was under way.
     pub(crate) fn host(&self) -> f64 {
-        (self.profiled - self.launched()).max(0.0)
+        (self.profiled - self.stamps - self.launched()).max(0.0)
     }
 
     pub(crate) fn gaps(&self) -> f64 {
@@ -397,6 +407,19 @@ pub(crate) mod tests {
         let r = Roofline::new(&limits(), &token, 1, 110e-6, 110e-6);
         assert_eq!(r.host(), 0.0);
         assert!(r.warning().is_some());
+    }
+
+    #[test]
+    fn timestamps_are_taken_off() {
+        let mut limits = limits();
+        limits.measured.stamp = 1e-6;
+        let token = [ran("matvec", 21.0, 16_000, 0, true), ran("add", 0.5, 10, 0, false)];
+        let r = Roofline::new(&limits, &token, 1, 31.5e-6, 30e-6);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+        near(r.stamps, 1.5e-6);
+        near(r.launched(), 20e-6);
+        near(r.host(), 10e-6);
+        near(r.difference(), 0.0);
     }
 
     #[test]

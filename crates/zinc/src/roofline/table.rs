@@ -76,7 +76,8 @@ impl Roofline {
         row("host", "", "", self.host(), "")?;
         row("sum of parts", "", &format!("{bytes:.3}"), self.parts(), &micros(limit))?;
         row("wall, no profile", "", "", self.wall, "")?;
-        writeln!(out, "parts against wall: {:+.1} %", 100.0 * self.difference())?;
+        write!(out, "parts against wall: {:+.1} %", 100.0 * self.difference())?;
+        writeln!(out, " (taken off the profile: {} µs of timestamps)", micros(self.stamps))?;
         if let Some(warning) = self.warning() {
             writeln!(out, "warning: {warning}")?;
         }
@@ -111,6 +112,8 @@ impl Roofline {
             "gap_seconds": self.gaps() / all,
             "host_seconds": self.host() / all,
             "sum_seconds": self.parts() / all,
+            "timestamp_seconds": self.stamps / all,
+            "profiled_seconds": self.profiled / all,
             "wall_seconds": self.wall / all,
             "difference": self.difference(),
             "parts": parts.collect::<serde_json::Map<_, _>>(),
@@ -151,7 +154,7 @@ tg2 against measured limits: read 1.0 GB/s, multiply-adds 10.0 GFLOP/s, byte dot
 | host |  |  | | 20.0 | 20.2 % | | | |  | |
 | sum of parts |  | 0.035 | | 100.0 | 101.0 % | | | | 35.0 | |
 | wall, no profile |  |  | | 99.0 | 100.0 % | | | |  | |
-parts against wall: +1.0 %
+parts against wall: +1.0 % (taken off the profile: 0.0 µs of timestamps)
 tg2 is bound by occupancy: 41 % of the time launches run below their limits (latency, too little in flight); reading at the limit 35 %, the host 20 %, launch gaps 4 %.
 ";
         assert_eq!(sample().table("tg2"), expected);
