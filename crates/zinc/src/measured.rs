@@ -64,13 +64,22 @@ pub(crate) fn of_cpu(threads: usize, cache: Option<PathBuf>, freshness: Freshnes
     })
 }
 
+/// What is stored of a device, if anything is.
+pub(crate) fn stored(identity: &str) -> Option<Measured> {
+    load(&path(&folders::cache().ok()?, identity), identity)
+}
+
+fn path(cache: &Path, identity: &str) -> PathBuf {
+    cache.join("measured").join(format!("{identity}.json"))
+}
+
 fn stored_or(
     cache: Option<PathBuf>,
     identity: &str,
     freshness: Freshness,
     measure: impl FnOnce() -> Result<Measured>,
 ) -> Result<Measured> {
-    let path = cache.map(|folder| folder.join("measured").join(format!("{identity}.json")));
+    let path = cache.map(|folder| path(&folder, identity));
     if let (Some(path), Freshness::Stored) = (&path, freshness)
         && let Some(found) = load(path, identity)
     {

@@ -249,6 +249,7 @@ fn devices_measures_the_cpu() {
     let value: serde_json::Value =
         serde_json::from_str(&stdout(&zinc(&[&line[..], &["--json"]].concat()))).expect("JSON");
     assert!(value["cpu"]["reads"][0]["rate"].as_f64().expect("a number") > 0.0);
+    assert!(stdout(&zinc(&["devices"])).contains("measured: read"), "what was measured is kept");
     fails(&zinc(&["devices", "--device", "cpu"]), 2, &["--measure"]);
 }
 

@@ -2,6 +2,7 @@
 
 use crate::commands::limits;
 use crate::device::Choice;
+use crate::measured::stored;
 use crate::output::print_line;
 use anyhow::Result;
 use clap::Args;
@@ -36,7 +37,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     if arguments.json {
         let value = json!({
-            "cpu": { "description": cpu.description(), "memory_bytes": cpu.memory().total },
+            "cpu": {
+                "description": cpu.description(),
+                "memory_bytes": cpu.memory().total,
+                "measured": stored(&cpu.identity()),
+            },
             "vulkan": gpus.iter().map(as_json).collect::<Vec<_>>(),
             "vulkan_unavailable_because": no_vulkan,
         });
@@ -45,6 +50,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut out = String::new();
     writeln!(out, "cpu        {}", cpu.description())?;
     writeln!(out, "           memory {}", gib(cpu.memory().total))?;
+    attained(&cpu.identity(), &mut out)?;
     for gpu in &gpus {
         as_text(gpu, &mut out)?;
     }
@@ -101,6 +107,15 @@ fn as_text(d: &DeviceReport, out: &mut String) -> Result<()> {
         let shapes: Vec<String> = d.matrices.iter().map(matrix).collect();
         writeln!(out, "           matrices {}", shapes.join(", "))?;
     }
+    attained(&d.identity(), out)
+}
+
+/// The main figures of an earlier measurement, if there was one.
+fn attained(identity: &str, out: &mut String) -> Result<()> {
+    if let Some(m) = stored(identity) {
+        let launch = m.launches.first().map_or(0.0, |l| l.dependent);
+        writeln!(out, "           measured: read {} GB/s, launch {:.2} µs", limits::giga(m.read()), launch * 1e6)?;
+    }
     Ok(())
 }
 
@@ -122,5 +137,6 @@ fn as_json(d: &DeviceReport) -> Value {
         "compute_units": d.compute_units,
         "byte_dot_products_in_hardware": d.dot4_accelerated.0,
         "matrices": d.matrices.iter().map(matrix).collect::<Vec<_>>(),
+        "measured": stored(&d.identity()),
     })
 }

@@ -89,7 +89,7 @@ fn table(name: &str, m: &Measured) -> Result<String> {
 }
 
 /// A rate in units of a billion, with about four digits.
-fn giga(rate: f64) -> String {
+pub(super) fn giga(rate: f64) -> String {
     let giga = rate / 1e9;
     if giga < 100.0 { format!("{giga:.2}") } else { format!("{giga:.0}") }
 }
