@@ -42,12 +42,7 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
 type Wanted = (NodeId, Option<WeightId>);
 
 /// The graph with quantized inputs for the products of few rows that take them.
-pub(crate) fn with_quantized_inputs(
-    graph: &Arc<Graph>,
-    bucket: &Bucket,
-    caps: &Caps,
-    choices: &Choices,
-) -> Arc<Graph> {
+pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> Arc<Graph> {
     // The two halves of a block are summed by different lanes.
     if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 {
         return graph.clone();

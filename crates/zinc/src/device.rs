@@ -46,6 +46,15 @@ pub(crate) struct Opened {
     pub(crate) why: String,
 }
 
+/// Number of the Vulkan device that the arguments ask for; the best one for `auto`, running or not.
+pub(crate) fn vulkan_index(compute: &ComputeArgs) -> Result<usize> {
+    match compute.device {
+        Choice::Vulkan(Some(index)) => Ok(index),
+        Choice::Vulkan(None) | Choice::Auto => best(&list()?),
+        Choice::Cpu => bail!("the CPU compiles no kernels; name a GPU with --device vulkan"),
+    }
+}
+
 /// Opens the device that the arguments ask for.
 pub(crate) fn open(compute: &ComputeArgs) -> Result<Opened> {
     match compute.device {

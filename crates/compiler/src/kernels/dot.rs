@@ -57,6 +57,11 @@ pub(crate) fn supported(weight: &Weight) -> bool {
     weight.cols.is_multiple_of(weight.format.device_block()) && planes(weight).1 <= u32::MAX as u64
 }
 
+/// Byte offsets of a weight's planes; they fit U32 if the weight is [`supported`].
+pub(crate) fn plane_offsets(weight: &Weight) -> Vec<u32> {
+    planes(weight).0.into_iter().map(|p| p as u32).collect()
+}
+
 /// Byte offsets of a weight's planes, and its size.
 fn planes(weight: &Weight) -> (Vec<u64>, u64) {
     weight.format.plane_offsets(weight.rows as u64 * (weight.cols / weight.format.device_block()) as u64)
@@ -64,39 +69,27 @@ fn planes(weight: &Weight) -> (Vec<u64>, u64) {
 
 /// Where unit `unit` of row `row` is.
 pub(crate) fn unit_at<'b>(b: &'b Builder, weight: &Weight, base: Val<'b>, row: Val<'b>, unit: Val<'b>) -> Unit<'b> {
-    units_at(b, weight, base, row, unit, 1)
-}
-
-/// Where the `step`-th group of `span` units of row `row` is; its place in the block counts in groups.
-pub(crate) fn units_at<'b>(
-    b: &'b Builder,
-    weight: &Weight,
-    base: Val<'b>,
-    row: Val<'b>,
-    step: Val<'b>,
-    span: u32,
-) -> Unit<'b> {
     let block_elems = weight.format.device_block();
-    let per_block = block_elems / (UNIT * span);
-    let block = row * (weight.cols / block_elems) + step / per_block;
-    let planes = planes(weight).0.into_iter().map(|p| p as u32).collect();
-    Unit { b, base, planes, block, sub: step % per_block }
+    let per_block = block_elems / UNIT;
+    let block = row * (weight.cols / block_elems) + unit / per_block;
+    let planes = plane_offsets(weight);
+    Unit { b, base, planes, block, sub: unit % per_block, turn: b.u32(0) }
 }
 
-/// Sums `rows[r] · inputs[n]`, the same in all lanes, as `[r][n]`; normalised if a norm is in front.
+/// Sums `rows[r] · inputs[n]`, the same in all lanes, as `[r][n]`; normalised if a norm is in front. `unroll` is the
+/// number of steps over quantized inputs between two branches.
 pub(crate) fn dot<'a, 'b>(
     b: &'b Builder,
     subgroup: u32,
+    unroll: u32,
     rows: &[WeightRow<'a, 'b>],
     inputs: &Inputs<'b>,
 ) -> Vec<Vec<Val<'b>>> {
     let (n, r) = (inputs.rows.len(), rows.len());
     let (acc, eps) = match inputs.kind {
-        InputKind::Floats(norm) => {
-            (dot_floats::accumulate(b, subgroup, rows, inputs, norm), norm.map(|n| n.eps))
-        }
+        InputKind::Floats(norm) => (dot_floats::accumulate(b, subgroup, rows, inputs, norm), norm.map(|n| n.eps)),
         InputKind::Blocks(layout, eps) => {
-            (dot_blocks::accumulate(b, subgroup, rows, inputs, layout, eps.is_some()), eps)
+            (dot_blocks::accumulate(b, (subgroup, unroll), rows, inputs, layout, eps.is_some()), eps)
         }
     };
     let total: Vec<Val<'b>> = acc.into_iter().map(Val::subgroup_add).collect();
@@ -122,13 +115,8 @@ pub(super) fn by_format(rows: &[WeightRow<'_, '_>]) -> Vec<Vec<usize>> {
 
 /// First column of a run of unit `unit` within its row.
 pub(crate) fn first_column<'b>(format: &QuantFormat, unit: Val<'b>, run: &Run<'b>) -> Val<'b> {
-    column_in_group(format, unit, 1, run)
-}
-
-/// First column of a run of the `step`-th group of `span` units.
-pub(crate) fn column_in_group<'b>(format: &QuantFormat, step: Val<'b>, span: u32, run: &Run<'b>) -> Val<'b> {
     let block_elems = format.device_block();
-    (step / (block_elems / (UNIT * span))) * block_elems + run.col
+    (unit / (block_elems / UNIT)) * block_elems + run.col
 }
 
 /// Sixteen F32 from byte `offset`.

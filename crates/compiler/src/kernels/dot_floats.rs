@@ -82,13 +82,7 @@ fn dot16<'b>(b: &'b Builder, x: &[Val<'b>; 4], y: &[Val<'b>; 4]) -> Val<'b> {
 }
 
 /// acc + Σ w·x over a run: scale · Σ q·x + bias · Σ x.
-fn add_run<'b>(
-    b: &'b Builder,
-    weights: &Weights<'b>,
-    x: &[Val<'b>; 4],
-    sum: Option<Val<'b>>,
-    acc: Val<'b>,
-) -> Val<'b> {
+fn add_run<'b>(b: &'b Builder, weights: &Weights<'b>, x: &[Val<'b>; 4], sum: Option<Val<'b>>, acc: Val<'b>) -> Val<'b> {
     let product = dot16(b, &weights.levels(), x);
     match weights {
         Weights::Floats(_) => acc + product,

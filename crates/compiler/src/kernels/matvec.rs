@@ -227,6 +227,8 @@ pub(super) struct Shape {
     pub(super) rows: u32,
     /// How many times.
     pub(super) turns: u32,
+    /// Steps over a row's units between two branches.
+    pub(super) unroll: u32,
 }
 
 impl Shape {
@@ -246,7 +248,12 @@ impl Shape {
         };
         let tiles = m.div_ceil(subgroups * rows);
         let turns = (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
-        Shape { subgroups, rows, turns }
+        Shape {
+            subgroups: super::knob("LM_S", subgroups),
+            rows: super::knob("LM_R", rows),
+            turns: super::knob("LM_N", turns),
+            unroll: super::knob("LM_U", 1),
+        }
     }
 
     /// A shape whose tile is whole blocks, since the tile quantizes its rows.
@@ -255,7 +262,10 @@ impl Shape {
         let subgroups = (512 / ctx.caps.subgroup_size).clamp(1, most).next_power_of_two().min(most);
         let rows = if n * sets == 1 { 2 } else { 1 };
         let rows = if UNIT.is_multiple_of(subgroups * rows) { rows } else { 1 };
-        Shape { subgroups, rows, turns: UNIT / (subgroups * rows) }
+        let k = if sets == 2 { "GLU" } else { "RES" };
+        let (subgroups, rows) = (super::knob(&format!("{k}_S"), subgroups), super::knob(&format!("{k}_R"), rows));
+        let tile = super::knob(&format!("{k}_T"), UNIT);
+        Shape { subgroups, rows, turns: tile / (subgroups * rows), unroll: super::knob(&format!("{k}_U"), 1) }
     }
 }
 
@@ -376,10 +386,9 @@ impl<'b> Products<'_, 'b> {
     fn sums(&self, row0: Val<'b>) -> Vec<Vec<Val<'b>>> {
         let index: Vec<Val<'b>> = (0..self.shape.rows).map(|r| (row0 + r).min(self.b.u32(self.m - 1))).collect();
         let sets = self.weights.iter().zip(&self.bases);
-        let rows: Vec<WeightRow<'_, 'b>> = sets
-            .flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row }))
-            .collect();
-        dot::dot(self.b, self.sg, &rows, &self.inputs)
+        let rows: Vec<WeightRow<'_, 'b>> =
+            sets.flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row })).collect();
+        dot::dot(self.b, self.sg, self.shape.unroll, &rows, &self.inputs)
     }
 }
 

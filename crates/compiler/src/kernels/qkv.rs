@@ -16,7 +16,7 @@ use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, t
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
-use zinc_ir::graph::{NodeId, Op, Pairing, RopeId, WeightId};
+use zinc_ir::graph::{NodeId, Op, Pairing, RopeId, Weight, WeightId};
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::plan::{Input, NO_SLOT};
 
@@ -158,21 +158,27 @@ struct Cut {
     tile: u32,
     subgroups: u32,
     rows: u32,
+    unroll: u32,
 }
 
 fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     let heads: u32 = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).rows / head_dim).sum();
     let whole = parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim));
     let mut tile = head_dim;
-    while !whole && tile.is_multiple_of(4) && tile > 16 && heads * (head_dim / tile) < ctx.caps.parallel_tiles * 2 {
+    while !whole
+        && tile.is_multiple_of(4)
+        && tile > super::knob("QKV_TILE", 16)
+        && heads * (head_dim / tile) < ctx.caps.parallel_tiles * super::knob("QKV_P", 2)
+    {
         tile /= 2;
     }
     let rows = if n <= 2 && tile.is_multiple_of(2) { 2 } else { 1 };
-    let mut subgroups = ctx.subgroups();
+    let rows = super::knob("QKV_R", rows);
+    let mut subgroups = super::knob("QKV_S", ctx.subgroups());
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
-    Cut { head_dim, tile, subgroups, rows }
+    Cut { head_dim, tile, subgroups, rows, unroll: super::knob("QKV_U", 1) }
 }
 
 /// Does the rotation leave a part of the head alone? Then a tile must be a whole head.
@@ -192,24 +198,33 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / cut.tile;
     let grid = [parts.heads.iter().map(tiles).sum(), 1, 1];
     let name = format!("matvec_qkv_{}_{n}", formats.join("_"));
-    let product = launch(name, cut.subgroups * sg, sg, grid, |b, args| {
+    let lanes = cut.subgroups * sg;
+    let product = launch(name, lanes, sg, grid, |b, args| {
         let inputs = matvec::inputs(ctx, b, args, &parts.source, n);
         let slots = args.read("slots", Operand::Input(Input::Slots));
         let sums = b.shared("sums", Type::F32, n * cut.tile);
-        let outs: Vec<HeadArgs<'_>> = parts.heads.iter().map(|h| head_args(args, h, parts.layer)).collect();
         let mut first = 0;
-        for (h, out) in parts.heads.iter().zip(&outs) {
-            let tile = b.tile(0) - first;
-            let inside = tile.lt(tiles(h));
-            let after = if first == 0 { inside } else { b.u32(first).le(b.tile(0)) & inside };
-            b.if_(after, || {
-                let (head, part) = (tile / per_head, tile % per_head);
-                let tile = Tile { ctx, b, cut, spec: h, args: out, head, part, sums };
-                tile.products(&inputs);
-                b.barrier();
-                (0..n).for_each(|row| tile.finish(row, slots));
-            });
-            first += tiles(h);
+        let heads: Vec<Tile<'_, '_>> = parts
+            .heads
+            .iter()
+            .map(|spec| {
+                let args = head_args(args, spec, parts.layer);
+                let tile = b.tile(0) - first;
+                let inside = tile.lt(tiles(spec));
+                let here = if first == 0 { inside } else { b.u32(first).le(b.tile(0)) & inside };
+                first += tiles(spec);
+                let slot = b.load(Type::U32, slots, b.u32(0), 4);
+                Tile { ctx, b, cut, spec, args, here, head: tile / per_head, part: tile % per_head, sums, slots, slot }
+            })
+            .collect();
+        let early = EarlyTurn::load(&heads, lanes);
+        for group in same_product(&heads) {
+            let any = group.iter().map(|h| h.here).reduce(|a, b| a | b).expect("a head");
+            b.if_(any, || products(&group, &inputs));
+        }
+        b.barrier();
+        for head in &heads {
+            b.if_(head.here, || (0..n).for_each(|row| head.finish(row, early.as_ref())));
         }
     });
     Ok(Emission { launches: vec![product], temps: vec![] })
@@ -233,20 +248,106 @@ fn head_args<'b>(args: &Args<'b>, h: &Head, layer: u32) -> HeadArgs<'b> {
     }
 }
 
-/// The work of a tile: a part of one head.
+/// The work of a tile, if it is `here`: a part of one head.
 struct Tile<'a, 'b> {
     ctx: &'a Ctx<'a>,
     b: &'b Builder,
     cut: Cut,
     spec: &'a Head,
-    args: &'a HeadArgs<'b>,
+    args: HeadArgs<'b>,
+    here: Val<'b>,
     head: Val<'b>,
     part: Val<'b>,
-    /// Shared `[row][tile]`: products plus bias.
+    /// Shared `[row][tile]`: products.
     sums: u32,
+    slots: Val<'b>,
+    /// Slot of row 0, read before it is needed.
+    slot: Val<'b>,
+}
+
+/// Are units at the same place from their rows? Planes after the first start where the weight's size says.
+fn alike(a: &Weight, b: &Weight) -> bool {
+    a.format == b.format && (a.format.planes.len() == 1 || a.rows == b.rows)
+}
+
+/// Heads whose products are the same code: one body, with less to fetch, selects the addresses.
+fn same_product<'a, 'b>(heads: &'a [Tile<'a, 'b>]) -> Vec<Vec<&'a Tile<'a, 'b>>> {
+    let mut groups: Vec<Vec<&Tile<'_, '_>>> = vec![];
+    for head in heads {
+        match groups.iter_mut().find(|g| alike(g[0].weight(), head.weight())) {
+            Some(group) => group.push(head),
+            None => groups.push(vec![head]),
+        }
+    }
+    groups
+}
+
+/// The products of all rows of a tile into shared memory, for whichever head of the group is here.
+fn products<'b>(group: &[&Tile<'_, 'b>], inputs: &Inputs<'b>) {
+    let (b, cut, sums) = (group[0].b, group[0].cut, group[0].sums);
+    let choose = |f: &dyn Fn(&Tile<'_, 'b>) -> Val<'b>| {
+        group.iter().map(|t| (t.here, f(t))).reduce(|a, x| (x.0, x.0.select(x.1, a.1))).expect("a head").1
+    };
+    let base = choose(&|t| t.args.weight);
+    let weight = group[0].weight();
+    let turns = cut.tile / (cut.subgroups * cut.rows);
+    let turn = |turn: Val<'b>| {
+        let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
+        let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
+        let rows: Vec<WeightRow<'_, 'b>> = local
+            .iter()
+            .map(|i| WeightRow { weight, base, row: choose(&|t| t.head * cut.head_dim + t.element(*i)) })
+            .collect();
+        let values = dot::dot(b, group[0].ctx.caps.subgroup_size, cut.unroll, &rows, inputs);
+        b.if_(b.lane().eq(0), || {
+            for (local, of_row) in local.iter().zip(&values) {
+                for (j, value) in of_row.iter().enumerate() {
+                    b.shared_store(sums, *local + j as u32 * cut.tile, *value);
+                }
+            }
+        });
+    };
+    if turns == 1 {
+        return turn(b.u32(0));
+    }
+    b.for_(b.u32(0), b.u32(turns), 1, &[], |i, _| {
+        turn(i);
+        vec![]
+    });
+}
+
+/// Row 0's rotation of this lane's pair, read before the products: its latency hides behind the weights.
+struct EarlyTurn<'b> {
+    rope: RopeId,
+    values: [Val<'b>; 2],
+}
+
+impl<'b> EarlyTurn<'b> {
+    fn load(heads: &[Tile<'_, 'b>], lanes: u32) -> Option<EarlyTurn<'b>> {
+        let head = heads.iter().find(|h| h.spec.rope.is_some())?;
+        let (rope, table) = (head.spec.rope?.1, head.args.turns?);
+        let (pairs, local) = head.pairs(rope);
+        if local > lanes || heads.iter().any(|h| h.spec.rope.is_some_and(|r| r.1 != rope)) {
+            return None;
+        }
+        let b = head.b;
+        let part = heads.iter().fold(b.u32(0), |part, h| h.here.select(h.part, part));
+        let pair = part * local + b.local_id().min(b.u32(local - 1));
+        Some(EarlyTurn { rope, values: turn(b, table, b.u32(0), pairs, pair) })
+    }
 }
 
 impl<'b> Tile<'_, 'b> {
+    fn weight(&self) -> &Weight {
+        self.ctx.graph.weight_of(self.spec.weight)
+    }
+
+    /// Rotary pairs of a head, and of this part.
+    fn pairs(&self, rope: RopeId) -> (u32, u32) {
+        let pairs = self.ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
+        (pairs, if self.cut.tile == self.cut.head_dim { pairs } else { self.cut.tile / 2 })
+    }
+
     /// Element of the head that is element `i` of the part: parts keep rotary pairs together.
     fn element(&self, i: Val<'b>) -> Val<'b> {
         let cut = self.cut;
@@ -260,63 +361,36 @@ impl<'b> Tile<'_, 'b> {
         }
     }
 
-    /// The products of all rows into shared memory.
-    fn products(&self, inputs: &Inputs<'b>) {
-        let (b, cut) = (self.b, self.cut);
-        let weight = self.ctx.graph.weight_of(self.spec.weight);
-        let turns = cut.tile / (cut.subgroups * cut.rows);
-        b.for_(b.u32(0), b.u32(turns), 1, &[], |turn, _| {
-            let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
-            let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
-            let rows: Vec<WeightRow<'_, 'b>> = local
-                .iter()
-                .map(|i| {
-                    let row = self.head * cut.head_dim + self.element(*i);
-                    WeightRow { weight, base: self.args.weight, row }
-                })
-                .collect();
-            let values = dot::dot(b, self.ctx.caps.subgroup_size, &rows, inputs);
-            b.if_(b.lane().eq(0), || {
-                for (r, of_row) in values.iter().enumerate() {
-                    let bias = self.args.bias.map(|base| b.load(Type::F32, base, rows[r].row * 4, 4));
-                    for (j, value) in of_row.iter().enumerate() {
-                        let value = bias.map_or(*value, |bias| *value + bias);
-                        b.shared_store(self.sums, local[r] + j as u32 * cut.tile, value);
-                    }
-                }
-            });
-            vec![]
-        });
-    }
-
     /// Head norm, rotation and the store of one row.
-    fn finish(&self, row: u32, slots: Val<'b>) {
+    fn finish(&self, row: u32, early: Option<&EarlyTurn<'b>>) {
         let (b, cut) = (self.b, self.cut);
         let lanes = cut.subgroups * self.ctx.caps.subgroup_size;
         let factor = self.norm_factor(row);
         let value = |i: Val<'b>| {
-            let v = b.shared_load(self.sums, i + row * cut.tile);
+            let v = self.sum(row, i);
             match (factor, self.args.norm) {
                 (Some(f), Some(gain)) => v * f * b.load(Type::F32, gain, self.element(i) * 4, 4),
                 _ => v,
             }
         };
         let (Some((pairing, rope)), Some(table)) = (self.spec.rope, self.args.turns) else {
-            return for_items(b, lanes, cut.tile, |i| self.store(row, slots, i, value(i)));
+            return for_items(b, lanes, cut.tile, |i| self.store(row, i, value(i)));
         };
-        let pairs = self.ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
         let whole = cut.tile == cut.head_dim;
-        let local_pairs = if whole { pairs } else { cut.tile / 2 };
+        let (pairs, local_pairs) = self.pairs(rope);
         for_items(b, lanes, local_pairs, |p| {
             let elements = pair_elements(pairing, local_pairs, p);
-            let [c, s] = turn(b, table, b.u32(row), pairs, self.part * local_pairs + p);
+            let [c, s] = match early {
+                Some(early) if row == 0 && early.rope == rope => early.values,
+                _ => turn(b, table, b.u32(row), pairs, self.part * local_pairs + p),
+            };
             let [u, v] = elements.map(value);
-            self.store(row, slots, elements[0], u * c - v * s);
-            self.store(row, slots, elements[1], u * s + v * c);
+            self.store(row, elements[0], u * c - v * s);
+            self.store(row, elements[1], u * s + v * c);
         });
         if whole && 2 * pairs < cut.head_dim {
             for_items(b, lanes, cut.head_dim - 2 * pairs, |i| {
-                self.store(row, slots, i + 2 * pairs, value(i + 2 * pairs));
+                self.store(row, i + 2 * pairs, value(i + 2 * pairs));
             });
         }
     }
@@ -326,21 +400,31 @@ impl<'b> Tile<'_, 'b> {
         let (b, cut) = (self.b, self.cut);
         self.spec.norm.map(|(_, eps)| {
             let sum = b.for_(b.lane(), b.u32(cut.tile), self.ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
-                let v = b.shared_load(self.sums, i + row * cut.tile);
+                let v = self.sum(row, i);
                 vec![b.fma(v, v, acc[0])]
             });
             (sum[0].subgroup_add() * (1.0 / cut.head_dim as f32) + eps).inv_sqrt()
         })
     }
 
+    /// Product plus bias of element `i` of the part.
+    fn sum(&self, row: u32, i: Val<'b>) -> Val<'b> {
+        let (b, cut) = (self.b, self.cut);
+        let sum = b.shared_load(self.sums, i + row * cut.tile);
+        match self.args.bias {
+            Some(bias) => sum + b.load(Type::F32, bias, (self.head * cut.head_dim + self.element(i)) * 4, 4),
+            None => sum,
+        }
+    }
+
     /// Stores element `i` of the part: into q, or at the row's slot of the cache if it has one.
-    fn store(&self, row: u32, slots: Val<'b>, i: Val<'b>, v: Val<'b>) {
+    fn store(&self, row: u32, i: Val<'b>, v: Val<'b>) {
         let (b, ctx, head_dim) = (self.b, self.ctx, self.cut.head_dim);
         let e = self.element(i);
         match self.spec.dest {
             Dest::Q(q) => b.store(self.args.dest, (self.head * head_dim + e + row * ctx.cols(q)) * 4, v, 4),
             Dest::K | Dest::V => {
-                let slot = b.load(Type::U32, slots, b.u32(row * 4), 4);
+                let slot = if row == 0 { self.slot } else { b.load(Type::U32, self.slots, b.u32(row * 4), 4) };
                 let heads = ctx.graph.weight_of(self.spec.weight).rows / head_dim;
                 b.if_(slot.ne(NO_SLOT), || {
                     let at = kv_offset(heads, head_dim, ctx.kv.ty, slot, self.head, e);

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! block of 32: scale = max|x·gain| / top, q = round(x·gain / scale)          top = 127, or 32512 for two bytes
-//! row: cols high bytes │ [cols low bytes] │ per block (scale, scale·Σq of its first 16, of its last 16, Σx²) as F32
+//! row: cols high bytes │ [cols low bytes] │ per block (scale, scale·Σq of its first 16, of its last 16, Σx²) as F32,
+//!      in the order of `RowLayout::place` and `note`
 //! ```
 //!
 //! Two bytes split as q = 256·high + low, both signed: two integer dot products instead of one. Readers apply a norm's
@@ -42,6 +43,26 @@ impl RowLayout {
     /// Byte offset of the notes.
     pub(crate) fn notes(self) -> u32 {
         self.cols * if self.wide { 2 } else { 1 }
+    }
+    /// Where column `col`'s byte is. In each 64 columns the four pieces of 16 bytes are rotated, by one more every 128
+    /// columns: lanes that read 64 columns each, a piece at a time, then meet no bank twice in eight lanes. Moves by
+    /// whole multiples of 512 columns keep it: place(col + 512) = place(col) + 512.
+    pub(crate) fn place<'b>(self, col: Val<'b>) -> Val<'b> {
+        if !self.turns() {
+            return col;
+        }
+        let piece = ((col >> 4) + (col >> 7)) & 3;
+        (col & !63u32) + (piece << 4) + (col & 15)
+    }
+    /// Which note block `block` has: the two of 64 columns change places every 256 columns.
+    pub(crate) fn note<'b>(self, block: Val<'b>) -> Val<'b> {
+        if !self.turns() {
+            return block;
+        }
+        block ^ ((block >> 3) & 1)
+    }
+    fn turns(self) -> bool {
+        self.cols.is_multiple_of(64)
     }
     /// Bytes of a row.
     pub(crate) fn bytes(self) -> u32 {
@@ -164,7 +185,7 @@ impl<'b> Blocks<'b> {
         // A block of zeros has scale 0 and integers 0.
         let inverse = peak.gt(0.0).select(b.f32(top) / peak, b.f32(0.0));
         let scale = peak * (1.0 / top);
-        let at = row * layout.bytes() + self.first + column;
+        let at = row * layout.bytes() + layout.place(self.first + column);
         let mut sum = b.i32(0);
         for (i, x) in scaled.iter().enumerate() {
             let q = (*x * inverse.splat(4)).round_even().to(Scalar::I32);
@@ -180,7 +201,7 @@ impl<'b> Blocks<'b> {
         }
         let half = self.over_team(sum.to_f32(), self.team / 2, |a, x| a + x) * scale;
         let other = half.shuffle_xor(self.team / 2);
-        let notes = row * layout.bytes() + layout.notes() + ((self.first + column) / UNIT) * BLOCK_NOTES;
+        let notes = row * layout.bytes() + layout.notes() + layout.note((self.first + column) / UNIT) * BLOCK_NOTES;
         b.if_(real & (item % self.team).eq(0), || {
             b.store(self.base, notes, b.compose(&[scale, half, other, squares]), 16);
         });

@@ -168,6 +168,9 @@ pub struct Unit<'b> {
     pub block: Val<'b>,
     /// U32 index of the unit (or pair of units) in the block.
     pub sub: Val<'b>,
+    /// U32 0 or 1: which of two pieces 16 bytes apart to read first. Eight neighbouring lanes, four with each order,
+    /// then touch eight different groups of memory banks where one order would touch four.
+    pub turn: Val<'b>,
 }
 
 impl<'b> Unit<'b> {
@@ -201,7 +204,7 @@ pub enum Weights<'b> {
     Bytes {
         /// Sixteen bytes, little-endian in four U32.
         packed: [Val<'b>; 4],
-        /// Bytes are signed.
+        /// Bytes are signed; unsigned ones are below 128.
         signed: bool,
         /// F32.
         scale: Val<'b>,

@@ -70,12 +70,13 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
 /// Sub-blocks 2p and 2p + 1: all that a pair of scales is good for.
 fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
     let head = u.load16(0, 144, u.b.u32(0), 0);
-    let quants = [0, 16].map(|at| u.load16(0, 144, u.sub * 32, 16 + at));
+    let half = [u.turn, u.turn ^ 1];
+    let quants = half.map(|h| u.load16(0, 144, u.sub * 32 + h * 16, 16));
     let scales = emit_scales(&head, u.sub);
-    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(half, odd)| Run {
-        col: u.sub * 64 + (odd * 32 + half * 16),
+    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(i, odd)| Run {
+        col: u.sub * 64 + half[i as usize] * 16 + odd * 32,
         weights: Weights::Bytes {
-            packed: quants[half as usize].map(|w| (w >> (odd * 4)) & 0x0f0f_0f0f),
+            packed: quants[i as usize].map(|w| (w >> (odd * 4)) & 0x0f0f_0f0f),
             signed: false,
             scale: scales[odd as usize].0,
             bias: Some(scales[odd as usize].1),

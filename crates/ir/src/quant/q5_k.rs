@@ -50,15 +50,16 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
 /// Sub-blocks 2p and 2p + 1: all that a pair of scales is good for.
 fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
     let head = u.load16(0, 176, u.b.u32(0), 0);
-    let high = [0, 16].map(|at| u.load16(0, 176, u.b.u32(0), 16 + at));
-    let quants = [0, 16].map(|at| u.load16(0, 176, u.sub * 32, 48 + at));
+    let half = [u.turn, u.turn ^ 1];
+    let high = half.map(|h| u.load16(0, 176, h * 16, 16));
+    let quants = half.map(|h| u.load16(0, 176, u.sub * 32 + h * 16, 48));
     let scales = q4_k::emit_scales(&head, u.sub);
-    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(half, odd)| {
-        let bits = high[half as usize].map(|h| ((h >> (u.sub * 2 + odd)) & 0x0101_0101) << 4);
-        let packed = [0, 1, 2, 3].map(|i| (quants[half as usize][i] >> (odd * 4)) & 0x0f0f_0f0f | bits[i]);
+    [(0usize, 0), (1, 0), (0, 1), (1, 1)].map(|(k, odd)| {
+        let bits = high[k].map(|h| ((h >> (u.sub * 2 + odd)) & 0x0101_0101) << 4);
+        let packed = [0, 1, 2, 3].map(|i| (quants[k][i] >> (odd * 4)) & 0x0f0f_0f0f | bits[i]);
         let (scale, bias) = scales[odd as usize];
         Run {
-            col: u.sub * 64 + (odd * 32 + half * 16),
+            col: u.sub * 64 + half[k] * 16 + odd * 32,
             weights: Weights::Bytes { packed, signed: false, scale, bias: Some(bias) },
         }
     })

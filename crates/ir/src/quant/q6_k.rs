@@ -63,7 +63,10 @@ fn runs<'b>(u: &Unit<'b>, half: Val<'b>, quarter: Val<'b>, high: [Val<'b>; 4]) -
 fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
     let (half, odd) = (u.sub >> 1, u.sub & 1);
     let high = u.load16(1, 64, u.sub * 16, 0);
-    let [a, b] = runs(u, half, odd, high);
-    let [c, d] = runs(u, half, odd + 2, high.map(|h| h >> 2));
+    let [a, b] = [u.turn, u.turn ^ 1].map(|second| {
+        let shift = second * 2;
+        runs(u, half, odd + shift, high.map(|h| h >> shift))
+    });
+    let ([a, b], [c, d]) = (a, b);
     [a, b, c, d]
 }

@@ -22,8 +22,8 @@ fn decode_block(block: &[u8], out: &mut [f32]) {
 
 fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let scale = u.load_f16(1, 2, 0);
-    [0, 16].map(|col| Run {
-        col: u.b.u32(col),
-        weights: Weights::Bytes { packed: u.load16(0, 32, u.b.u32(0), col), signed: true, scale, bias: None },
+    [u.turn, u.turn ^ 1].map(|half| Run {
+        col: half * 16,
+        weights: Weights::Bytes { packed: u.load16(0, 32, half * 16, 0), signed: true, scale, bias: None },
     })
 }

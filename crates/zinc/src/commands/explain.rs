@@ -1,7 +1,7 @@
 //! `zinc explain`: what becomes of a model on its way to a device.
 //!
 //! ```text
-//! spec ─► graph ─► plan (launches, what was fused, bytes, FLOPs) ─► kernel (text) ─► spirv
+//! spec ─► graph ─► plan (launches, what was fused, bytes, FLOPs) ─► kernel (text) ─► spirv ─► machine (statistics)
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
@@ -34,6 +34,8 @@ enum Stage {
     Kernel,
     /// The kernels as SPIR-V assembly
     Spirv,
+    /// What the driver's compiler makes of them: registers, spills, code size
+    Machine,
 }
 
 /// Shows one stage of compiling a model for a device, which need not be here (--device-profile).
@@ -76,6 +78,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Stage::Plan => plan_text(&compile(arguments, &source)?)?,
         Stage::Kernel => kernels_text(&compile(arguments, &source)?, arguments, |k| Ok(k.to_string()))?,
         Stage::Spirv => kernels_text(&compile(arguments, &source)?, arguments, spirv)?,
+        Stage::Machine => {
+            let index = device::vulkan_index(&arguments.compute)?;
+            kernels_text(&compile(arguments, &source)?, arguments, |k| machine(index, k))?
+        }
     };
     print_line(text.trim_end())
 }
@@ -242,6 +248,16 @@ fn kernels_text(plan: &Plan, arguments: &Arguments, show: impl Fn(&Kernel) -> Re
     if out.is_empty() {
         let names: Vec<&str> = plan.kernels.iter().map(|k| k.name.as_str()).collect();
         bail!("no kernel matches; there are: {}", names.join(", "));
+    }
+    Ok(out)
+}
+
+/// The driver's statistics of a kernel, under the driver's names.
+fn machine(index: usize, kernel: &Kernel) -> Result<String> {
+    let stats = zinc_vulkan::compile_only(index, std::slice::from_ref(kernel), false)?;
+    let mut out = format!("{}, {} lanes", kernel.name, kernel.workgroup_size);
+    for (name, value) in stats.iter().flat_map(|s| &s.raw) {
+        write!(out, "\n  {name}: {value}")?;
     }
     Ok(out)
 }
