@@ -117,6 +117,11 @@ impl Kind {
         self.limit() / self.work.max(1e-12)
     }
 
+    /// The work is long enough, beside the gaps and timestamps it was told from, to say what it attains.
+    pub(crate) fn tells(&self) -> bool {
+        self.work > 0.05 * self.gap && self.attained() < 10.0
+    }
+
     /// Memory limits most of it.
     pub(crate) fn by_memory(&self) -> bool {
         self.memory >= self.arithmetic

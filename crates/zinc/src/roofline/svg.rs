@@ -111,7 +111,7 @@ pub(crate) fn plot(title: &str, tests: &[(String, &Roofline)]) -> String {
 fn points<'a>(tests: &[(String, &'a Roofline)]) -> Vec<Point<'a>> {
     let mut points = vec![];
     for (test, (_, r)) in tests.iter().enumerate() {
-        for (name, k) in r.rows() {
+        for (name, k) in r.rows().into_iter().filter(|(_, k)| k.tells()) {
             let work = k.work.max(1e-12);
             let moved = if k.flops > 0 { k.flops } else { k.bytes };
             points.push(Point {

@@ -50,18 +50,21 @@ impl Roofline {
         )?;
         writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")?;
         for (name, k) in self.rows() {
-            let work = k.work.max(1e-12);
+            let rate = |n: u64| format!("{:.1}", n as f64 / k.work.max(1e-12) / 1e9);
+            let attained = format!("{:.0} %", 100.0 * k.attained());
+            // A launch that is hardly longer than a gap says nothing of rates.
+            let [bytes, flops, attained] = match k.tells() {
+                true => [rate(k.bytes), rate(k.flops), attained],
+                false => ["–"; 3].map(String::from),
+            };
             writeln!(
                 out,
-                "| {name} | {} | {:.3} | {:.2} | {} | {} | {:.1} | {:.1} | {:.0} % | {} | {} |",
+                "| {name} | {} | {:.3} | {:.2} | {} | {} | {bytes} | {flops} | {attained} | {} | {} |",
                 count(k.launches as f64 / all),
                 k.bytes as f64 / 1e6 / all,
                 k.flops as f64 / 1e6 / all,
                 micros(k.work),
                 share(k.work),
-                k.bytes as f64 / work / 1e9,
-                k.flops as f64 / work / 1e9,
-                100.0 * k.attained(),
                 micros(k.limit()),
                 if k.by_memory() { "memory" } else { "arithmetic" },
             )?;
@@ -96,7 +99,7 @@ impl Roofline {
                 "seconds": k.work / all,
                 "gap_seconds": k.gap / all,
                 "limit_seconds": k.limit() / all,
-                "of_limit": k.attained(),
+                "of_limit": k.tells().then(|| k.attained()),
                 "limited_by": if k.by_memory() { "memory" } else { "arithmetic" },
             })
         });
