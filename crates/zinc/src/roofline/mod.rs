@@ -433,5 +433,13 @@ pub(crate) mod tests {
         assert!(r.kinds["matvec"].attained() > 3.9);
         let split = r.split().map(|(_, t)| (t * 1e7).round() / 10.0);
         assert_eq!(split, [10.0, 0.0, 0.0, 2.0, 0.0]);
+        assert!(r.kinds["matvec"].tells());
+    }
+
+    #[test]
+    fn what_is_no_longer_than_a_gap_tells_no_rate() {
+        let r = Roofline::new(&limits(), &[ran("embed", 2.0, 40_000, 0, true)], 1, 2e-6, 2e-6);
+        assert!(!r.kinds["embed"].tells());
+        assert!(r.table("tg1").contains("| embed | 1 | 0.040 | 0.00 | 0.0 | 0.0 % | – | – | – | 40.0 | memory |"));
     }
 }
