@@ -104,7 +104,7 @@ fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {
     if outputs > tokens {
         return Err(CompileError::BadBucket("more output rows than token rows"));
     }
-    if bucket.tail == plan::Tail::Best(0) {
+    if matches!(bucket.tail, plan::Tail::Best(0) | plan::Tail::Sample(0)) {
         return Err(CompileError::BadBucket("the best 0 logits"));
     }
     if context == 0 || !context.is_multiple_of(PAGE_TOKENS) {

@@ -6,7 +6,9 @@ use crate::{CompileError, Region, cost};
 use std::collections::HashMap;
 use zinc_ir::graph::NodeId;
 use zinc_ir::kernel::ArgKind;
-use zinc_ir::plan::{Buffer, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes};
+use zinc_ir::plan::{
+    Buffer, CHAIN_ROWS, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes,
+};
 
 /// Alignment of values in scratch; a cache line pair of every GPU we know.
 const ALIGN: u64 = 256;
@@ -138,6 +140,7 @@ fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, 
             let area = ctx.kv.layers[layer as usize];
             Span { buffer: Buffer::Kv, offset: area.v, bytes: area.v - area.k }
         }
+        Operand::Chain => Span { buffer: Buffer::Chain, offset: 0, bytes: CHAIN_ROWS as u64 * 4 },
         Operand::Temp(i) => {
             let (offset, bytes) = places.temps[region][i];
             Span { buffer: Buffer::Scratch, offset, bytes }

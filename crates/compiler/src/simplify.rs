@@ -21,21 +21,18 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
     let (Some(logits), true) = (graph.logits(), bucket.outputs > 0) else {
         return (graph.clone(), None);
     };
-    match bucket.tail {
-        Tail::Logits => (graph.clone(), Some(logits)),
-        Tail::Greedy => {
-            let mut graph = Graph::clone(graph);
-            graph.enter_layer(None);
-            let best = graph.argmax(logits);
-            (Arc::new(graph), Some(best))
-        }
-        Tail::Best(k) => {
-            let mut graph = Graph::clone(graph);
-            graph.enter_layer(None);
-            let best = graph.top_k(logits, k);
-            (Arc::new(graph), Some(best))
-        }
+    if bucket.tail == Tail::Logits {
+        return (graph.clone(), Some(logits));
     }
+    let mut graph = Graph::clone(graph);
+    graph.enter_layer(None);
+    let output = match bucket.tail {
+        Tail::Logits => logits,
+        Tail::Greedy => graph.argmax(logits),
+        Tail::Best(k) => graph.top_k(logits, k),
+        Tail::Sample(k) => graph.sample(logits, k),
+    };
+    (Arc::new(graph), Some(output))
 }
 
 /// A value to quantize: the row, and the norm behind it.

@@ -42,7 +42,7 @@ pub struct Template {
 /// What a launch argument stands for before buffers are placed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operand {
-    /// A value of the graph, F32 [rows, cols] (U32 for argmax).
+    /// A value of the graph, F32 [rows, cols] (U32 for argmax and sample).
     Value(NodeId),
     /// A weight in its device layout.
     Weight(WeightId),
@@ -52,6 +52,8 @@ pub enum Operand {
     KvK(u32),
     /// The V area of a KV layer.
     KvV(u32),
+    /// The tokens that a step leaves to the next one.
+    Chain,
     /// Scratch of this region: index into [`Emission::temps`].
     Temp(usize),
 }

@@ -216,7 +216,8 @@ fn reference(graph: &Graph, weights: &Bytes, tokens: &[u32]) -> Vec<Vec<f64>> {
                 let rope = &graph.ropes()[rope.index()];
                 let n = rope.inv_freq.len();
                 map(x, &|t, r| {
-                    let turn = rotations(&rope.inv_freq, rope.magnitude, t as u32);
+                    let mut turn = vec![0.0; 2 * rope.inv_freq.len()];
+                    rotations(&rope.inv_freq, rope.magnitude, t as u32, &mut turn);
                     for head in r.chunks_mut(*head_dim as usize) {
                         for i in 0..n {
                             let (a, b) = match pairing {
@@ -248,7 +249,7 @@ fn reference(graph: &Graph, weights: &Bytes, tokens: &[u32]) -> Vec<Vec<f64>> {
                 };
                 (0..tokens.len()).map(|t| (0..spec.heads as usize).flat_map(|h| head(t, h)).collect()).collect()
             }
-            Op::Argmax { .. } | Op::TopK { .. } => unreachable!("the reference has no tail"),
+            Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => unreachable!("the reference has no tail"),
         };
         values.insert(id, value);
     }

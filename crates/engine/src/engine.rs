@@ -1,10 +1,12 @@
 //! The engine: one model on one device, many sequences.
 //!
 //! ```text
-//! submit(Request) ─► Scheduler ─Batch─► plan for its bucket ─► Device.run ─► Scheduler ─► events
+//! submit(Request) ─► Scheduler ─Batch─► plan for its bucket ─► Device.submit … Device.wait ─► Scheduler ─► events
+//!                                                                  two batches in flight
 //! ```
 //!
-//! Plans are compiled when a bucket first comes up and kept. The engine knows the device only as a
+//! While the device runs a batch, the next one is built and handed over, if the device itself chooses the tokens that
+//! it goes on with; so the device never waits for the host. Plans are compiled when a bucket first comes up and kept. The engine knows the device only as a
 //! [`Device`]; text is the caller's business.
 
 use crate::bucket::Limits;
@@ -12,13 +14,13 @@ use crate::pool::KvPool;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Event, Finish, Request, Sequence, SequenceId};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use zinc_compiler::{Choices, CompileError};
-use zinc_ir::device::{Device, DeviceError, ProgramId, Progress, WeightSource};
+use zinc_ir::device::{Device, DeviceError, MOST_IN_FLIGHT, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan};
+use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan, StepOutput};
 
 /// Logits that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
@@ -38,11 +40,21 @@ pub struct Options {
     pub pages: Option<u32>,
     /// The compiler's choices, activation precision among them.
     pub choices: Choices,
+    /// Steps in flight; `None`: as many as the device gains from. Answers do not depend on it.
+    pub in_flight: Option<usize>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { context: 4096, kv: KvType::F16, rows: 512, sequences: 1, pages: None, choices: Choices::default() }
+        Options {
+            context: 4096,
+            kv: KvType::F16,
+            rows: 512,
+            sequences: 1,
+            pages: None,
+            choices: Choices::default(),
+            in_flight: None,
+        }
     }
 }
 
@@ -116,7 +128,22 @@ pub struct Engine {
     programs: HashMap<Bucket, Program>,
     /// The batch of the next step, if it has been chosen already.
     chosen: Option<Batch>,
+    /// Batches that the device has, oldest first.
+    flight: VecDeque<InFlight>,
+    depth: usize,
+    /// Programs whose launches are measured: then one step runs at a time.
+    profiled: Vec<ProgramId>,
+    /// Memory of earlier batches.
+    spare: Vec<Batch>,
+    output: StepOutput,
     next_id: u64,
+}
+
+/// A batch that the device has.
+struct InFlight {
+    ticket: Ticket,
+    batch: Batch,
+    program: Program,
 }
 
 impl Engine {
@@ -148,6 +175,7 @@ impl Engine {
         device.load(&graph, &kv, weights, progress)?;
         let candidates = if vocabulary > MOST_CANDIDATES { MOST_CANDIDATES } else { 0 };
         let limits = Limits { rows: options.rows, outputs, sequences, context: options.context, candidates };
+        let depth = options.in_flight.unwrap_or(device.depth()).clamp(1, MOST_IN_FLIGHT);
         Ok(Engine {
             device,
             graph,
@@ -159,6 +187,11 @@ impl Engine {
             scheduler: Scheduler::new(limits),
             programs: HashMap::new(),
             chosen: None,
+            flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
+            depth,
+            profiled: vec![],
+            spare: vec![],
+            output: StepOutput::None,
             next_id: 0,
         })
     }
@@ -218,6 +251,8 @@ impl Engine {
             id,
             tokens: request.prompt,
             cached: 0,
+            ahead: 0,
+            ahead_row: 0,
             pages: vec![],
             sampler: Sampler::new(request.sampling),
             end_tokens: request.end_tokens,
@@ -247,7 +282,7 @@ impl Engine {
     /// Drops a sequence; no more events of it will come.
     pub fn cancel(&mut self, id: SequenceId) {
         // A batch that was chosen but not run may contain it; choosing again loses nothing.
-        self.chosen = None;
+        self.unchoose();
         self.scheduler.cancel(id, &mut self.pool);
     }
 
@@ -256,25 +291,104 @@ impl Engine {
         self.scheduler.forget_prefixes(&mut self.pool);
     }
 
-    /// Chooses the next step's rows and compiles their plan, so that the next [`Engine::step`] only runs. `None` if
-    /// there is nothing to do.
+    /// Chooses the next step's rows and compiles their plan, so that the next [`Engine::step`] only runs. Gives the
+    /// program that it will run or wait for; `None` if there is nothing to do.
     pub fn prepare_step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Option<Program>, EngineError> {
-        if self.chosen.is_none() {
-            self.chosen = self.scheduler.next_batch(&mut self.pool);
+        self.choose();
+        match &self.chosen {
+            Some(batch) => self.prepare(batch.bucket, progress).map(Some),
+            None => Ok(self.flight.front().map(|f| f.program.clone())),
         }
-        let Some(bucket) = self.chosen.as_ref().map(|batch| batch.bucket) else { return Ok(None) };
-        self.prepare(bucket, progress).map(Some)
     }
 
-    /// Runs one step and gives what came of it: nothing if the engine is idle, or if only parts of prompts were run.
-    /// After an error the same step can be tried again.
+    /// As [`Engine::step_into`], with the events in a vector of their own.
     pub fn step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Event>, EngineError> {
-        let Some(program) = self.prepare_step(progress)? else { return Ok(vec![]) };
-        let Some(batch) = &self.chosen else { return Ok(vec![]) };
-        let output = self.device.run(program.id, &batch.step)?;
-        let events = self.scheduler.finish_batch(batch, output, &mut self.pool);
-        self.chosen = None;
+        let mut events = vec![];
+        self.step_into(&mut events, progress)?;
         Ok(events)
+    }
+
+    /// Runs a step and adds what came of it to `events`: nothing if the engine is idle, or if only parts of prompts were
+    /// run. The device may be at work on the following step when this returns. After an error the same steps can be tried
+    /// again.
+    pub fn step_into(
+        &mut self,
+        events: &mut Vec<Event>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), EngineError> {
+        self.prepare_step(progress)?;
+        loop {
+            self.fill_device()?;
+            let Some(oldest) = self.flight.pop_front() else { return Ok(()) };
+            let waited = self.device.wait(oldest.ticket, &mut self.output);
+            if let Err(error) = waited {
+                self.abandon(oldest.batch);
+                return Err(error.into());
+            }
+            // Nobody waits for a batch whose sequences have all ended before.
+            let wanted = self.scheduler.has_part_of(&oldest.batch);
+            self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);
+            self.spare.push(oldest.batch);
+            if wanted {
+                return Ok(());
+            }
+            self.prepare_step(progress)?;
+        }
+    }
+
+    /// Chooses a batch if there is room on the device and enough is known.
+    fn choose(&mut self) {
+        let depth = if self.profiled.is_empty() { self.depth } else { 1 };
+        let known = self.flight.back().is_none_or(|last| last.batch.can_be_followed());
+        if self.chosen.is_some() || self.flight.len() >= depth || !known {
+            return;
+        }
+        let mut batch = self.spare.pop().unwrap_or_else(Batch::new);
+        let ahead = !self.flight.is_empty();
+        match self.scheduler.next_batch(&mut self.pool, ahead, &mut batch) {
+            true => self.chosen = Some(batch),
+            false => self.spare.push(batch),
+        }
+    }
+
+    /// Hands the chosen batch to the device, and the one after it, if its plan is there.
+    fn fill_device(&mut self) -> Result<(), EngineError> {
+        while let Some(batch) = &self.chosen {
+            let Some(program) = self.programs.get(&batch.bucket) else {
+                // To be compiled in the next `prepare_step`, where progress is shown.
+                self.unchoose();
+                return Ok(());
+            };
+            let (program, ticket) = (program.clone(), self.device.submit(program.id, &batch.step)?);
+            if let Some(batch) = self.chosen.take() {
+                self.flight.push_back(InFlight { ticket, batch, program });
+            }
+            self.choose();
+        }
+        Ok(())
+    }
+
+    /// Takes the choice of the next batch back.
+    fn unchoose(&mut self) {
+        if let Some(batch) = self.chosen.take() {
+            self.scheduler.undo(&batch);
+            self.spare.push(batch);
+        }
+    }
+
+    /// Takes back everything that the device was given, the newest first: it failed at the oldest, `failed`.
+    fn abandon(&mut self, failed: Batch) {
+        self.unchoose();
+        for next in &self.flight {
+            // Whatever it gives rests on the step that failed.
+            let _ = self.device.wait(next.ticket, &mut self.output);
+        }
+        while let Some(next) = self.flight.pop_back() {
+            self.scheduler.undo(&next.batch);
+        }
+        self.scheduler.undo(&failed);
+        // Pages were kept in the belief that the device would fill them.
+        self.forget_prefixes();
     }
 
     /// Compiles the plan of a bucket unless that has been done.
@@ -293,6 +407,10 @@ impl Engine {
     /// Turns measuring of single launches on or off for a program; gives the times of its last run, in the plan's
     /// order, if the device can tell.
     pub fn profile(&mut self, program: &Program, on: bool) -> Option<Vec<Duration>> {
+        self.profiled.retain(|id| *id != program.id);
+        if on {
+            self.profiled.push(program.id);
+        }
         self.device.profile(program.id, on)
     }
 }

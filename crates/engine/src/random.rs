@@ -38,6 +38,11 @@ impl Random {
         result
     }
 
+    /// Uniform in [0, 1), 24 bits: exact in F32.
+    pub fn unit_f32(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 * (1.0 / (1u32 << 24) as f32)
+    }
+
     /// Uniform in [0, 1), 53 bits.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -64,5 +69,7 @@ mod tests {
         let mut random = Random::new(7);
         let mean = (0..10_000).map(|_| random.unit()).sum::<f64>() / 10_000.0;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
+        let (mut a, mut b) = (Random::new(7), Random::new(7));
+        assert!((0..1000).all(|_| (a.unit() - b.unit_f32() as f64).abs() < 1e-7));
     }
 }

@@ -6,11 +6,13 @@
 //!
 //! The order and the meaning of each number are llama.cpp's, so that its users' settings carry over. Temperature 0 is
 //! greedy: the exact maximum (lowest id on ties) after penalties; without penalties the device finds it and no logits
-//! are read back ([`Sampling::is_argmax`]). With a small top-k and no penalties the device finds the candidates, and
-//! only they are read back ([`Sampling::candidates`]): the same candidates, hence the same tokens.
+//! are read back ([`Sampling::is_argmax`]). With a small top-k and no penalties the device draws the token itself
+//! ([`Sampler::draw`]), or, with typical-p, finds the candidates. A small top-k draws by [`zinc_ir::sample`] wherever
+//! that happens, one random number a token: so the same seed gives the same tokens.
 
 use crate::random::Random;
 use std::collections::HashMap;
+use zinc_ir::sample::{self, Draw};
 
 /// Settings of one sequence; `Default` is greedy without penalties.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,6 +80,11 @@ impl Sampling {
         (few && self.temperature > 0.0 && !self.penalizes()).then_some(self.top_k)
     }
 
+    /// As [`Sampling::candidates`], if the device can draw one of them too.
+    pub fn drawn_candidates(&self) -> Option<u32> {
+        self.candidates().filter(|_| self.typical_p >= 1.0)
+    }
+
     fn penalizes(&self) -> bool {
         let changes = self.repeat_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0;
         changes && self.repeat_last_n != 0
@@ -136,6 +143,32 @@ impl Sampler {
         &self.sampling
     }
 
+    /// The state of the random stream.
+    pub(crate) fn random(&self) -> &Random {
+        &self.random
+    }
+
+    /// Goes back to an earlier state of the random stream.
+    pub(crate) fn rewind(&mut self, random: Random) {
+        self.random = random;
+    }
+
+    /// How the device is to draw the next token: of settings with [`Sampling::drawn_candidates`], or the best one.
+    pub(crate) fn draw(&mut self) -> Draw {
+        if self.sampling.is_argmax() {
+            return Draw::GREEDY;
+        }
+        let s = &self.sampling;
+        let [least, most] = Draw::INVERSE;
+        Draw {
+            unit: self.random.unit_f32(),
+            inverse_temperature: (1.0 / s.temperature).clamp(least, most),
+            top_p: s.top_p,
+            min_p_log: s.min_p.ln().max(Draw::NO_MIN_P),
+            top_k: s.top_k,
+        }
+    }
+
     /// Picks the token after `history` (prompt and generated tokens, oldest first) from its logits. `None` if no logit
     /// is a number.
     pub(crate) fn sample(&mut self, logits: &[f32], history: &[u32]) -> Option<u32> {
@@ -173,6 +206,11 @@ impl Sampler {
     fn draw_from(&mut self, mut candidates: Vec<Candidate>) -> Option<u32> {
         let s = &self.sampling;
         keep_typical(&mut candidates, s.typical_p);
+        if (1..=MOST_CANDIDATES).contains(&s.top_k) {
+            let draw = self.draw();
+            let logits: Vec<f32> = candidates.iter().map(|c| c.logit).collect();
+            return sample::pick(&logits, &draw).map(|i| candidates[i].token);
+        }
         keep_top_p(&mut candidates, s.top_p);
         keep_min_p(&mut candidates, s.min_p);
         // Distances from the best, which small temperatures cannot turn into infinity minus infinity.

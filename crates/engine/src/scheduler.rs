@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! waiting ─admit─► running ─next_batch─► Batch ─device─► StepOutput ─finish_batch─► events
-//!    ▲                │
-//!    └───preempt──────┘   pages given back; the tokens so far are run again later
+//!    ▲                │    ▲                      │
+//!    └───preempt──────┘    └── ahead of its result ┘
 //! ```
 //!
 //! Sequences run in order of arrival. Each step gives every generating sequence its one row first, then fills up to
@@ -11,26 +11,71 @@
 //! run out, the youngest sequence gives back all of its pages and waits; the oldest one always proceeds, so every
 //! sequence ends. Preempting drops K and V, never tokens or sampling state: its output is the same.
 //!
+//! A batch can be built before the result of the one before is known, if the device itself chooses that one's tokens.
+//! A sequence that turns out to have ended then has one row too many in flight: its result is dropped, and the page it
+//! writes to is free (devices run steps in order, so whoever gets the page writes later).
+//!
 //! Owns no clock, no channel and no device.
 
 use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::prefix::PrefixCache;
+use crate::random::Random;
 use crate::sequence::{Event, Finish, Sequence, SequenceId};
 use std::collections::VecDeque;
-use zinc_ir::plan::{Bucket, PAGE_TOKENS, Step, StepOutput, Tail};
+use zinc_ir::plan::{Bucket, CHAIN_ROWS, PAGE_TOKENS, Step, StepOutput, Tail};
 
-/// One step's work; built once, never edited.
-#[derive(Clone, Debug)]
+/// One step's work. Its memory serves again for later ones.
+#[derive(Debug)]
 pub(crate) struct Batch {
     /// Inputs for the device.
     pub(crate) step: Step,
     /// The plan sizes it needs.
     pub(crate) bucket: Bucket,
-    /// Sequences in order of their page-table rows, and how many token rows each has.
-    pub(crate) parts: Vec<(SequenceId, u32)>,
+    /// Sequences in order of their page-table rows.
+    parts: Vec<Part>,
     /// For each output row: its sequence's place in `parts`, and the position of the row's token.
-    pub(crate) outputs: Vec<(usize, u32)>,
+    outputs: Vec<(usize, u32)>,
+}
+
+/// What a sequence has in a batch, and how it was before.
+#[derive(Debug)]
+struct Part {
+    id: SequenceId,
+    /// Token rows.
+    rows: usize,
+    /// The rows end at this position.
+    end: usize,
+    /// The sequence's `ahead_row` before.
+    ahead_row: u32,
+    /// It chooses a token.
+    chooses: bool,
+    /// The random stream before.
+    random: Random,
+}
+
+impl Batch {
+    pub(crate) fn new() -> Batch {
+        let bucket = Bucket { tokens: 0, outputs: 0, context: 0, sequences: 0, tail: Tail::Logits };
+        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![] }
+    }
+
+    /// Can a batch be built before the result of this one is read?
+    pub(crate) fn can_be_followed(&self) -> bool {
+        let outputs = self.outputs.len();
+        outputs == 0 || (self.bucket.tail.chains() && outputs <= CHAIN_ROWS as usize)
+    }
+
+    fn clear(&mut self) {
+        let step = &mut self.step;
+        for rows in [&mut step.tokens, &mut step.positions, &mut step.sequence, &mut step.slots, &mut step.outputs] {
+            rows.clear();
+        }
+        // Page-table rows stay for their memory.
+        step.draws.clear();
+        self.parts.clear();
+        self.outputs.clear();
+    }
 }
 
 /// Sequences waiting and running.
@@ -41,6 +86,8 @@ pub(crate) struct Scheduler {
     running: Vec<Sequence>,
     prefixes: PrefixCache,
     preemptions: u64,
+    /// Rows of each running sequence in the batch being built.
+    rows: Vec<usize>,
 }
 
 impl Scheduler {
@@ -52,6 +99,7 @@ impl Scheduler {
             running: vec![],
             prefixes: PrefixCache::default(),
             preemptions: 0,
+            rows: vec![],
         }
     }
 
@@ -84,14 +132,16 @@ impl Scheduler {
         self.prefixes.clear(pool);
     }
 
-    /// The next step's work; `None` when there is nothing to do.
-    pub(crate) fn next_batch(&mut self, pool: &mut KvPool) -> Option<Batch> {
+    /// Puts the next step's work into `batch`; false when there is nothing to do. With `ahead`, the result of the batch
+    /// before is still to come ([`Batch::can_be_followed`]): then nothing is preempted, and false may also mean that the
+    /// result is needed first.
+    pub(crate) fn next_batch(&mut self, pool: &mut KvPool, ahead: bool, batch: &mut Batch) -> bool {
         self.admit(pool);
         let mut rows_left = self.limits.rows as usize;
         let mut outputs_left = self.limits.outputs as usize;
         // Rows kept back for sequences that generate, so that prompts before them in line do not take all.
         let mut reserved = self.running.iter().filter(|s| s.pending() == 1).count();
-        let mut chosen: Vec<usize> = vec![];
+        self.rows.clear();
         for i in 0.. {
             let Some(sequence) = self.running.get(i) else { break };
             let room = if sequence.pending() == 1 {
@@ -104,12 +154,15 @@ impl Scheduler {
             let end = sequence.cached + rows;
             outputs_left -= (sequence.cached..end).filter(|p| sequence.wants_output(*p)).count();
             rows_left -= rows;
-            if rows > 0 && !self.grow(i, end, pool) {
+            if rows > 0 && !self.grow(i, end, pool, !ahead) {
+                if ahead {
+                    return false;
+                }
                 break;
             }
-            chosen.push(rows);
+            self.rows.push(rows);
         }
-        self.batch(&chosen)
+        self.fill(batch)
     }
 
     /// Moves waiting sequences to the running ones while their tokens so far have room.
@@ -126,17 +179,23 @@ impl Scheduler {
                 release_pages(next, pool);
                 break;
             }
-            self.running.extend(self.waiting.pop_front());
+            if let Some(mut sequence) = self.waiting.pop_front() {
+                sequence.reserve();
+                self.running.push(sequence);
+            }
         }
     }
 
-    /// Gives running sequence `i` pages for `tokens` tokens, preempting younger ones if need be. False if it was the
-    /// youngest itself and had to go.
-    fn grow(&mut self, i: usize, tokens: usize, pool: &mut KvPool) -> bool {
+    /// Gives running sequence `i` pages for `tokens` tokens, preempting younger ones if need be and allowed. False if
+    /// that was not enough, or it was the youngest itself and had to go.
+    fn grow(&mut self, i: usize, tokens: usize, pool: &mut KvPool, preempt: bool) -> bool {
         while self.running[i].pages.len() < KvPool::pages_for(tokens) {
             if let Some(page) = pool.alloc() {
                 self.running[i].pages.push(page);
             } else if !self.prefixes.evict(pool) {
+                if !preempt {
+                    return false;
+                }
                 let youngest = self.running.len() - 1;
                 self.preempt_youngest(pool);
                 if youngest == i {
@@ -155,56 +214,74 @@ impl Scheduler {
         }
     }
 
-    /// Builds the batch of the first `rows[i]` pending tokens of each running sequence.
-    fn batch(&self, rows: &[usize]) -> Option<Batch> {
-        let mut step = Step::default();
-        let (mut parts, mut outputs) = (vec![], vec![]);
+    /// Builds the batch of the first `self.rows[i]` pending tokens of each running sequence, and counts them as run.
+    fn fill(&mut self, batch: &mut Batch) -> bool {
+        batch.clear();
         let mut tail = Tail::Greedy;
         let mut context = 0;
-        for (sequence, &rows) in self.running.iter().zip(rows).filter(|(_, rows)| **rows > 0) {
-            let part = parts.len();
+        for (sequence, &rows) in self.running.iter_mut().zip(&self.rows).filter(|(_, rows)| **rows > 0) {
             for position in sequence.cached..sequence.cached + rows {
-                let (page, offset) = (position / PAGE_TOKENS as usize, position % PAGE_TOKENS as usize);
                 if sequence.wants_output(position) {
-                    step.outputs.push(step.tokens.len() as u32);
-                    outputs.push((part, position as u32));
                     tail = larger(tail, sequence.tail(self.limits.candidates));
                 }
-                step.tokens.push(sequence.tokens[position]);
-                step.positions.push(position as u32);
-                step.sequence.push(part as u32);
-                step.slots.push(sequence.pages[page].number() * PAGE_TOKENS + offset as u32);
             }
-            let end = sequence.cached + rows;
-            let used = &sequence.pages[..KvPool::pages_for(end)];
-            step.pages.push(used.iter().map(|p| p.number()).collect());
-            context = context.max(end as u32);
-            parts.push((sequence.id, rows as u32));
+            batch.add(sequence, rows);
+            context = context.max(sequence.cached as u32);
         }
-        if parts.is_empty() {
-            return None;
+        if batch.parts.is_empty() {
+            return false;
         }
-        if outputs.is_empty() {
+        batch.step.pages.truncate(batch.parts.len());
+        if batch.outputs.is_empty() {
             tail = Tail::Logits; // one plan for "no outputs", not two
         }
-        let sizes = [step.tokens.len(), outputs.len(), parts.len()].map(|n| n as u32);
-        let bucket = self.limits.bucket(sizes[0], sizes[1], sizes[2], context, tail);
-        Some(Batch { step, bucket, parts, outputs })
+        if let Tail::Sample(_) = tail {
+            for (part, _) in &batch.outputs {
+                let id = batch.parts[*part].id;
+                let sequence = self.running.iter_mut().find(|s| s.id == id);
+                batch.step.draws.extend(sequence.map(|s| s.sampler.draw()));
+            }
+        }
+        let sizes = [batch.step.tokens.len(), batch.outputs.len(), batch.parts.len()].map(|n| n as u32);
+        batch.bucket = self.limits.bucket(sizes[0], sizes[1], sizes[2], context, tail);
+        true
     }
 
-    /// Takes in what the device computed for a batch: samples, and lets sequences that have ended go.
-    pub(crate) fn finish_batch(&mut self, batch: &Batch, output: StepOutput, pool: &mut KvPool) -> Vec<Event> {
-        let mut events = vec![];
-        for (part, &(id, rows)) in batch.parts.iter().enumerate() {
-            let Some(i) = self.running.iter().position(|s| s.id == id) else { continue };
+    /// Forgets that a batch was built: it was not run, or failed. Later batches must have been undone before.
+    pub(crate) fn undo(&mut self, batch: &Batch) {
+        for part in &batch.parts {
+            let Some(sequence) = self.running.iter_mut().find(|s| s.id == part.id) else { continue };
+            sequence.cached -= part.rows;
+            sequence.ahead -= usize::from(part.chooses);
+            sequence.ahead_row = part.ahead_row;
+            sequence.sampler.rewind(part.random.clone());
+        }
+    }
+
+    /// Is a sequence of the batch still there?
+    pub(crate) fn has_part_of(&self, batch: &Batch) -> bool {
+        batch.parts.iter().any(|part| self.running.iter().any(|s| s.id == part.id))
+    }
+
+    /// Takes in what the device computed for a batch: samples where the device has not, and lets sequences that have
+    /// ended go. Rows of sequences that are gone are dropped.
+    pub(crate) fn finish_batch(
+        &mut self,
+        batch: &Batch,
+        output: &StepOutput,
+        pool: &mut KvPool,
+        events: &mut Vec<Event>,
+    ) {
+        for (index, part) in batch.parts.iter().enumerate() {
+            let Some(i) = self.running.iter().position(|s| s.id == part.id) else { continue };
             let sequence = &mut self.running[i];
-            sequence.cached += rows as usize;
-            let mine = batch.outputs.iter().enumerate().filter(|(_, (p, _))| *p == part);
+            sequence.ahead -= usize::from(part.chooses);
+            let mine = batch.outputs.iter().enumerate().filter(|(_, (p, _))| *p == index);
             let mut ended = None;
             for (row, &(_, position)) in mine {
-                ended = ended.or(take_output(sequence, &output, row, batch.outputs.len(), position, &mut events));
+                ended = ended.or(take_output(sequence, output, row, batch.outputs.len(), position, events));
             }
-            if !sequence.samples && sequence.pending() == 0 {
+            if !sequence.samples && part.end == sequence.tokens.len() {
                 ended = ended.or(Some(Finish::Length));
             }
             if let Some(reason) = ended {
@@ -214,17 +291,52 @@ impl Scheduler {
                 }
                 // What it computed stays at hand for a later one that begins the same.
                 self.prefixes.keep(sequence, pool);
-                events.push(Event::Finished { sequence: id, reason });
+                events.push(Event::Finished { sequence: part.id, reason });
             }
         }
-        events
     }
 }
 
-/// The tail that serves both: logits serve everything, the best candidates also the greedy.
+impl Batch {
+    /// Adds the first `rows` pending tokens of a sequence, which count as run from now on.
+    fn add(&mut self, sequence: &mut Sequence, rows: usize) {
+        let (part, step) = (self.parts.len(), &mut self.step);
+        let end = sequence.cached + rows;
+        let chooses = sequence.chooses(end - 1);
+        let ahead_row = sequence.ahead_row;
+        for position in sequence.cached..end {
+            let (page, offset) = (position / PAGE_TOKENS as usize, position % PAGE_TOKENS as usize);
+            if sequence.wants_output(position) {
+                step.outputs.push(step.tokens.len() as u32);
+                self.outputs.push((part, position as u32));
+            }
+            step.tokens.push(sequence.token(position));
+            step.positions.push(position as u32);
+            step.sequence.push(part as u32);
+            step.slots.push(sequence.pages[page].number() * PAGE_TOKENS + offset as u32);
+        }
+        if step.pages.len() == part {
+            step.pages.push(vec![]);
+        }
+        let pages = &mut step.pages[part];
+        pages.clear();
+        pages.reserve(sequence.pages.capacity());
+        pages.extend(sequence.pages[..KvPool::pages_for(end)].iter().map(|p| p.number()));
+        if chooses {
+            sequence.ahead += 1;
+            sequence.ahead_row = self.outputs.len() as u32 - 1;
+        }
+        sequence.cached = end;
+        let random = sequence.sampler.random().clone();
+        self.parts.push(Part { id: sequence.id, rows, end, ahead_row, chooses, random });
+    }
+}
+
+/// The tail that serves both: logits serve everything, the best candidates all but them, and so on.
 fn larger(a: Tail, b: Tail) -> Tail {
     match (a, b) {
         (Tail::Logits, _) | (_, Tail::Logits) => Tail::Logits,
+        (Tail::Best(k), _) | (_, Tail::Best(k)) => Tail::Best(k),
         (Tail::Greedy, other) | (other, _) => other,
     }
 }

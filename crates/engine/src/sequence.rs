@@ -1,14 +1,18 @@
 //! A sequence: one request on its way through the engine.
 //!
 //! ```text
-//! tokens:  [ cached ········ | pending ········ ]
+//! tokens:  [ cached ········ | pending ········ | ahead ]
 //! pages:   [ hold K and V  ] + grown as rows are scheduled
 //! ```
+//!
+//! A step's rows count as cached once it is scheduled: devices run steps in order. The tokens it chooses are `ahead`
+//! until its result is read; the newest of them can be run by the next step all the same, which takes it from where the
+//! device has put it.
 
-use crate::pool::Page;
+use crate::pool::{KvPool, Page};
 use crate::sampler::{Sampler, Sampling};
 use std::sync::Arc;
-use zinc_ir::plan::Tail;
+use zinc_ir::plan::{Step, Tail};
 
 /// Names a sequence for as long as the engine lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -79,8 +83,12 @@ pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     /// Prompt, then generated tokens.
     pub(crate) tokens: Vec<u32>,
-    /// How many leading tokens have K and V in `pages`.
+    /// How many leading tokens have K and V in `pages`, or will have before any later step runs.
     pub(crate) cached: usize,
+    /// Tokens after `tokens` that steps in flight choose.
+    pub(crate) ahead: usize,
+    /// Output row of the newest of those steps.
+    pub(crate) ahead_row: u32,
     pub(crate) pages: Vec<Page>,
     pub(crate) sampler: Sampler,
     pub(crate) end_tokens: Arc<[u32]>,
@@ -95,15 +103,36 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Tokens that have yet to be run.
+    /// Makes room for all tokens it can have, so that steps allocate nothing.
+    pub(crate) fn reserve(&mut self) {
+        self.tokens.reserve(self.limit.saturating_sub(self.tokens.len()));
+        self.pages.reserve(KvPool::pages_for(self.limit).saturating_sub(self.pages.len()));
+    }
+
+    /// Tokens, those in flight included.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len() + self.ahead
+    }
+
+    /// Tokens that have yet to be run. One in flight that will end the sequence need not be.
     pub(crate) fn pending(&self) -> usize {
-        self.tokens.len() - self.cached
+        let ends = self.ahead > 0 && self.len() >= self.limit;
+        if ends { 0 } else { self.len() - self.cached }
+    }
+
+    /// The token at a position, for a step. In flight may be only the one that the step before chooses.
+    pub(crate) fn token(&self, position: usize) -> u32 {
+        self.tokens.get(position).copied().unwrap_or(Step::chained(self.ahead_row))
+    }
+
+    /// Is the token after `position` the next one to be chosen?
+    pub(crate) fn chooses(&self, position: usize) -> bool {
+        self.samples && position + 1 == self.len()
     }
 
     /// Does running the token at `position` (not yet run) call for logits?
     pub(crate) fn wants_output(&self, position: usize) -> bool {
-        let last = self.samples && position + 1 == self.tokens.len();
-        last || self.next_logits.is_some_and(|next| position >= next)
+        self.chooses(position) || self.next_logits.is_some_and(|next| position >= next)
     }
 
     /// The most pending rows, up to `rows`, that need at most `outputs` output rows.
@@ -127,6 +156,8 @@ impl Sequence {
             Tail::Logits
         } else if sampling.is_argmax() {
             Tail::Greedy
+        } else if sampling.drawn_candidates().is_some_and(|k| k <= candidates) {
+            Tail::Sample(candidates)
         } else if sampling.candidates().is_some_and(|k| k <= candidates) {
             Tail::Best(candidates)
         } else {

@@ -7,13 +7,15 @@
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zinc_engine::{Engine, Event, Finish, Options, Request, Sampling, SequenceId, argmax};
-use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::{AttentionSpec, Graph, WeightId};
-use zinc_ir::plan::{KvLayout, NO_SLOT, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
-use zinc_ir::quant;
+use zinc_ir::immediate::Immediate;
+use zinc_ir::plan::{CHAINED, KvLayout, NO_SLOT, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
+use zinc_ir::{quant, sample};
 
-const VOCABULARY: u32 = 50;
+const VOCABULARY: u32 = 100;
 
 fn mix(a: u64, b: u64) -> u64 {
     let mut z = a ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -30,11 +32,37 @@ struct FakeDevice {
     /// By slot: position, token, hash of the sequence up to it.
     memory: HashMap<u32, (u32, u32, u64)>,
     programs: Vec<Arc<Plan>>,
+    results: Immediate,
+    watch: Arc<Watch>,
+}
+
+/// What a test sees of a device, and its faults.
+#[derive(Default)]
+struct Watch {
+    /// Steps with a token that the host did not know.
+    chained: AtomicUsize,
+    /// One of so many submissions and waits fails; 0: none.
+    fault: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+impl Watch {
+    fn call(&self) -> Result<(), DeviceError> {
+        let (fault, call) = (self.fault.load(Ordering::Relaxed), self.calls.fetch_add(1, Ordering::Relaxed));
+        let fails = fault > 0 && mix(call as u64, 77).is_multiple_of(fault as u64);
+        if fails { Err(DeviceError::Driver { call: "test".into(), detail: "a fault".into() }) } else { Ok(()) }
+    }
 }
 
 impl FakeDevice {
-    fn new() -> FakeDevice {
-        FakeDevice { caps: Caps::native(), memory: HashMap::new(), programs: vec![] }
+    fn new(watch: &Arc<Watch>) -> FakeDevice {
+        FakeDevice {
+            caps: Caps::native(),
+            memory: HashMap::new(),
+            programs: vec![],
+            results: Immediate::default(),
+            watch: watch.clone(),
+        }
     }
 
     /// Reads a row's context back and gives its hash.
@@ -74,13 +102,21 @@ impl Device for FakeDevice {
         self.programs.push(plan.clone());
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
-    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
-        let plan = &self.programs[program.0 as usize];
-        step.check(&plan.bucket)?;
+    fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
+        self.watch.call()?;
+        let plan = self.programs[program.0 as usize].clone();
+        self.results.check(&plan, step)?;
+        if step.chain() > 0 {
+            self.watch.chained.fetch_add(1, Ordering::Relaxed);
+        }
         let slots: HashSet<u32> = step.slots.iter().copied().collect();
         assert_eq!(slots.len(), step.slots.len(), "a slot written twice in a step");
         for row in 0..step.tokens.len() {
-            let (slot, position, token) = (step.slots[row], step.positions[row], step.tokens[row]);
+            let (slot, position) = (step.slots[row], step.positions[row]);
+            let token = match step.tokens[row] {
+                token if token < CHAINED => token,
+                chained => self.results.chain()[(chained - CHAINED) as usize],
+            };
             assert!(slot != NO_SLOT && slot / PAGE_TOKENS < plan.kv.pages);
             let pages = &step.pages[step.sequence[row] as usize];
             let before = match position {
@@ -97,21 +133,34 @@ impl Device for FakeDevice {
         }
         let rows: Vec<Vec<f32>> =
             step.outputs.iter().map(|row| logits_of(self.read(step, *row as usize)).collect()).collect();
-        Ok(match (rows.is_empty(), plan.bucket.tail) {
+        let best = |row: &[f32], k: u32| {
+            let mut all: Vec<(u32, f32)> = row.iter().enumerate().map(|(i, x)| (i as u32, *x)).collect();
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            all.truncate(k as usize);
+            all
+        };
+        let output = match (rows.is_empty(), plan.bucket.tail) {
             (true, _) => StepOutput::None,
             (_, Tail::Logits) => StepOutput::Logits(rows.concat()),
             (_, Tail::Greedy) => StepOutput::Tokens(rows.iter().map(|r| argmax(r).unwrap()).collect()),
             (_, Tail::Best(k)) => {
-                let ranked = rows.iter().flat_map(|row| {
-                    let mut all: Vec<(u32, f32)> = row.iter().enumerate().map(|(i, x)| (i as u32, *x)).collect();
-                    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-                    all.truncate(k as usize);
-                    all
-                });
-                let (tokens, logits) = ranked.unzip();
+                let (tokens, logits) = rows.iter().flat_map(|row| best(row, k)).unzip();
                 StepOutput::Best { k: k as usize, tokens, logits }
             }
-        })
+            (_, Tail::Sample(k)) => {
+                let draw = |(row, draw): (&Vec<f32>, &sample::Draw)| {
+                    let best = best(row, k);
+                    let logits: Vec<f32> = best.iter().map(|b| b.1).collect();
+                    best[sample::pick(&logits, draw).unwrap()].0
+                };
+                StepOutput::Tokens(rows.iter().zip(&step.draws).map(draw).collect())
+            }
+        };
+        Ok(self.results.finish(&plan, step, output))
+    }
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
+        self.results.hand_over(ticket, output)?;
+        self.watch.call()
     }
     fn profile(&mut self, _: ProgramId, _: bool) -> Option<Vec<std::time::Duration>> {
         None
@@ -144,7 +193,11 @@ fn graph() -> Arc<Graph> {
 }
 
 fn engine(options: Options) -> Engine {
-    Engine::new(Box::new(FakeDevice::new()), graph(), &NoWeights, options, &mut |_| ()).unwrap()
+    watched(options, &Arc::default())
+}
+
+fn watched(options: Options, watch: &Arc<Watch>) -> Engine {
+    Engine::new(Box::new(FakeDevice::new(watch)), graph(), &NoWeights, options, &mut |_| ()).unwrap()
 }
 
 /// What a request gave: tokens, logits by position, and why it ended.
@@ -171,7 +224,7 @@ fn record(outcomes: &mut HashMap<SequenceId, Outcome>, events: Vec<Event>) {
 }
 
 fn solo(request: &Request, context: u32) -> Outcome {
-    let mut engine = engine(Options { context, ..Options::default() });
+    let mut engine = engine(Options { context, in_flight: Some(1), ..Options::default() });
     let id = engine.submit(request.clone()).unwrap();
     let mut outcomes = HashMap::new();
     while !engine.is_idle() {
@@ -187,13 +240,19 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
         (1usize..150, 0u32..3).prop_map(|(n, t)| vec![t; n]),
         prop::collection::vec(0..VOCABULARY, 1..150),
     ];
-    let request = (prompt, prop::option::weighted(0.8, 0u32..60), any::<bool>(), 0u64..5, any::<bool>(), 0u32..200);
-    let request = request.prop_map(|(prompt, predict, greedy, seed, ends, from)| Request {
+    let top_k = prop_oneof![Just(0), 1u32..90];
+    let request =
+        (prompt, prop::option::weighted(0.8, 0u32..60), any::<bool>(), 0u64..5, any::<bool>(), 0u32..200, top_k);
+    let request = request.prop_map(|(prompt, predict, greedy, seed, ends, from, top_k)| Request {
         prompt,
         predict,
         sampling: Sampling {
             temperature: if greedy { 0.0 } else { 1.0 },
             repeat_penalty: if seed == 1 { 1.3 } else { 1.0 },
+            typical_p: if seed == 2 { 0.9 } else { 1.0 },
+            top_k,
+            top_p: 0.95,
+            min_p: 0.01,
             seed,
             ..Sampling::default()
         },
@@ -211,9 +270,11 @@ proptest! {
         rows in 1u32..70,
         sequences in 1u32..6,
         pages in 8u32..30,
+        in_flight in 1usize..3,
     ) {
-        let context = 256;
-        let mut engine = engine(Options { context, rows, sequences, pages: Some(pages), ..Options::default() });
+        let (context, in_flight) = (256, Some(in_flight));
+        let options = Options { context, rows, sequences, pages: Some(pages), in_flight, ..Options::default() };
+        let mut engine = engine(options);
         let mut outcomes = HashMap::new();
         let mut ids = vec![];
         for (request, steps, cancelled) in &requests {
@@ -290,7 +351,7 @@ fn what_does_not_fit_says_so() {
     assert!(message.contains("needs 69 tokens") && message.contains("64"), "{message}");
     assert!(error(Request::default()).contains("no tokens"));
     let foreign = Request { prompt: vec![1, VOCABULARY], ..Request::default() };
-    assert!(error(foreign).contains("token 50 at position 1"));
+    assert!(error(foreign).contains("token 100 at position 1"));
     let full = Request { prompt: vec![1; 60], ..Request::default() };
     let outcome = solo(&full, 64);
     assert_eq!((outcome.tokens.len(), outcome.end), (5, Some(Finish::ContextFull { tokens: 64 })));
@@ -316,4 +377,78 @@ fn a_page_whose_last_token_was_never_run_is_not_shared() {
     let again = run(&whole);
     let alone = solo(&Request { prompt: whole, predict: Some(12), ..Request::default() }, 256);
     assert_eq!(again, alone.tokens);
+}
+
+/// All outcomes of some requests, submitted at once.
+fn outcomes(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
+    let ids: Vec<SequenceId> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+    let mut outcomes = HashMap::new();
+    let mut failures = 0;
+    while !engine.is_idle() {
+        match engine.step(&mut |_| ()) {
+            Ok(events) => record(&mut outcomes, events),
+            Err(_) => failures += 1,
+        }
+        assert!(failures < 10_000, "nothing gets done");
+    }
+    ids.iter().map(|id| outcomes.remove(id).unwrap()).collect()
+}
+
+fn sampled(seed: u64, prompt: u32, predict: u32) -> Request {
+    let sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.9, min_p: 0.02, seed, ..Sampling::default() };
+    Request { prompt: vec![prompt; 5], predict: Some(predict), sampling, ..Request::default() }
+}
+
+#[test]
+fn steps_are_handed_over_before_the_last_ones_result_is_read() {
+    let requests = [
+        Request { prompt: vec![3; 40], predict: Some(70), ..Request::default() },
+        sampled(5, 1, 50),
+        sampled(6, 2, 30),
+    ];
+    let watch = Arc::new(Watch::default());
+    let options = |in_flight| Options { context: 256, sequences: 3, in_flight: Some(in_flight), ..Options::default() };
+    let chained = outcomes(&mut watched(options(2), &watch), &requests);
+    // Of 70 steps after the prompt one at each change of the bucket waits for its plan.
+    let count = watch.chained.swap(0, Ordering::Relaxed);
+    assert!((60..70).contains(&count), "{count} chained steps");
+    assert_eq!(outcomes(&mut watched(options(1), &watch), &requests), chained);
+    assert_eq!(watch.chained.load(Ordering::Relaxed), 0);
+    assert_eq!(chained[1], solo(&requests[1], 256));
+}
+
+#[test]
+fn a_sampler_on_the_host_draws_what_the_device_draws() {
+    let (device, greedy) = (sampled(9, 4, 60), Request { prompt: vec![8; 3], predict: Some(60), ..Request::default() });
+    // Beside a sequence that wants its logits, every sequence of the batch is sampled on the host.
+    let logits = Request { logits_from: Some(0), ..greedy.clone() };
+    let options = Options { context: 128, sequences: 2, in_flight: Some(2), ..Options::default() };
+    let on_host = outcomes(&mut engine(options.clone()), &[device.clone(), logits]);
+    let on_device = outcomes(&mut engine(options), &[device, greedy]);
+    assert_eq!(on_host[0], on_device[0]);
+    assert_eq!(on_host[1].tokens, on_device[1].tokens);
+}
+
+#[test]
+fn a_step_that_failed_can_be_tried_again() {
+    let requests = [
+        Request { prompt: vec![3; 70], predict: Some(40), ..Request::default() },
+        sampled(5, 1, 50),
+        Request { sampling: Sampling { temperature: 0.8, seed: 3, ..Sampling::default() }, ..sampled(6, 2, 30) },
+    ];
+    for in_flight in [1, 2] {
+        for fault in [3, 4, 5, 7, 16] {
+            let watch = Arc::new(Watch::default());
+            let options =
+                Options { context: 256, rows: 32, sequences: 3, in_flight: Some(in_flight), ..Options::default() };
+            let mut engine = watched(options, &watch);
+            watch.fault.store(fault, Ordering::Relaxed);
+            let got = outcomes(&mut engine, &requests);
+            for (got, request) in got.iter().zip(&requests) {
+                assert_eq!(*got, solo(request, 256), "fault {fault}, {in_flight} in flight");
+            }
+            engine.forget_prefixes();
+            assert_eq!(engine.pages().0, engine.pages().1, "pages were lost");
+        }
+    }
 }

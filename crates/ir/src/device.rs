@@ -1,7 +1,7 @@
 //! The device: what runs plans. The engine sees only this trait; the binary chooses who implements it.
 //!
 //! ```text
-//! load(weights, KV) once ─► prepare(plan) once per bucket ─► run(program, step) per step
+//! load(weights, KV) once ─► prepare(plan) once per bucket ─► submit(program, step) ─Ticket─► wait ─► output
 //! ```
 
 use crate::graph::{Graph, WeightId};
@@ -125,6 +125,13 @@ pub enum DeviceError {
     Misuse(&'static str),
 }
 
+/// Names a submitted step until its output has been read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// Steps that may be submitted and not yet waited for.
+pub const MOST_IN_FLIGHT: usize = 2;
+
 /// Handle of a prepared plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProgramId(pub u32);
@@ -186,12 +193,32 @@ pub trait Device: Send {
     /// Makes a plan of the loaded model runnable.
     fn prepare(&mut self, plan: &Arc<Plan>, progress: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError>;
 
-    /// Runs one step to its end and gives its output.
-    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError>;
+    /// Hands a step to the device; steps run in the order of submission, each after the one before has ended. At most
+    /// [`MOST_IN_FLIGHT`] tickets are open, one if the program gives logits: those must be waited for first. A step with
+    /// chained tokens ([`Step::chained`]) takes them from the step submitted just before. After an error nothing of the
+    /// step has happened.
+    fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError>;
+
+    /// Waits for a submitted step and puts what it gives into `output`, reusing its memory. Tickets are waited for in
+    /// the order of their submission; after an error the ticket is gone.
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError>;
+
+    /// How many steps are best in flight: 2 for devices that work while the host prepares the next step.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Runs one step to its end and gives its output. No ticket may be open.
+    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+        let ticket = self.submit(program, step)?;
+        let mut output = StepOutput::None;
+        self.wait(ticket, &mut output)?;
+        Ok(output)
+    }
 
     /// Time of each launch of the program's last run, in the plan's order, if the device can tell: from the end of the
-    /// launch before to its own end, so that the sum is the time from the first launch to the end of the last. `run` of
-    /// a program measures launches after this has been called once with `true`.
+    /// launch before to its own end, so that the sum is the time from the first launch to the end of the last.
+    /// Steps of a program measure launches after this has been called once with `true`.
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>>;
 
     /// Copies KV pages within the pool, for sharing a partly filled page: `(from, to)` page numbers.

@@ -9,8 +9,10 @@
 
 pub mod device;
 pub mod graph;
+pub mod immediate;
 pub mod kernel;
 pub mod measured;
 pub mod plan;
 pub mod quant;
+pub mod sample;
 pub mod synthetic;

@@ -1,9 +1,12 @@
-//! A plan made runnable: its pipelines, its buffers, and its commands recorded once.
+//! A plan made runnable: its pipelines, its buffers, and its commands recorded once per slot.
 //!
 //! ```text
 //! Plan ─compile_all─► pipelines ┐
 //!      ─buffers─────► addresses ┴─record─► Recording ─replayed per step with new input bytes─► output bytes
 //! ```
+//!
+//! A slot is one step's inputs, read-back memory and recording (addresses are part of the recording): with two of them
+//! the host writes one step's inputs while the device still reads the other's.
 
 use crate::device::Gpu;
 use crate::error::VulkanError;
@@ -14,7 +17,8 @@ use crate::replay::{Command, Recording};
 use crate::report::DeviceType;
 use std::sync::Arc;
 use std::time::Duration;
-use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepOutput};
+use zinc_ir::device::MOST_IN_FLIGHT;
+use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepError, StepOutput};
 
 /// Outputs up to this size are written straight into host memory; larger ones into device memory first.
 const DIRECT_OUTPUT: u64 = 4096;
@@ -23,19 +27,54 @@ const DIRECT_OUTPUT: u64 = 4096;
 pub(crate) struct Program {
     pub(crate) plan: Arc<Plan>,
     pipelines: Vec<Arc<Pipeline>>,
-    inputs: Buffer,
-    /// What kernels write; none: they write into `read_back`.
+    /// What kernels write; none: they write into a slot's `read_back`.
     output: Option<Buffer>,
-    read_back: Buffer,
-    pub(crate) recording: Recording,
+    pub(crate) slots: Vec<Slot>,
     /// Record launches apart, with timestamps.
     pub(crate) timed: bool,
-    /// The recording is out of date (scratch moved, or timing was switched).
-    pub(crate) stale: bool,
-    /// It has run since timing was switched.
-    pub(crate) ran: bool,
+    /// The slot that ran last, since timing was switched.
+    pub(crate) ran: Option<usize>,
     /// How long the last run took.
     pub(crate) expected: Duration,
+}
+
+/// What one step in flight has for itself.
+pub(crate) struct Slot {
+    inputs: Buffer,
+    read_back: Buffer,
+    pub(crate) recording: Recording,
+    /// The recording is out of date (scratch moved, or timing was switched).
+    stale: bool,
+    /// A step was submitted and its output not yet read.
+    pub(crate) open: bool,
+}
+
+impl Slot {
+    fn new(gpu: &Arc<Gpu>, plan: &Plan) -> Result<Slot, VulkanError> {
+        Ok(Slot {
+            inputs: Buffer::new(gpu, plan.inputs.bytes, Place::Parameters, "step inputs")?,
+            read_back: Buffer::new(gpu, plan.output_bytes, Place::ReadBack, "step outputs")?,
+            recording: Recording::new(gpu)?,
+            stale: true,
+            open: false,
+        })
+    }
+
+    /// The output of the finished step of `rows` output rows.
+    pub(crate) fn output(&self, plan: &Plan, rows: usize, output: &mut StepOutput) {
+        let all = plan.bucket.outputs as usize;
+        let rows = rows.min(all);
+        let bytes = plan.output_bytes as usize / all.max(1) * rows;
+        let words = self.read_back.host()[..bytes].chunks_exact(4);
+        output.read(plan.bucket.tail, rows, words.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])));
+    }
+}
+
+/// Memory that plans share: their addresses are part of recordings.
+pub(crate) struct Shared<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) scratch: Option<&'a Buffer>,
+    pub(crate) chain: &'a Buffer,
 }
 
 impl Program {
@@ -46,23 +85,62 @@ impl Program {
             true => None,
             false => Some(Buffer::new(gpu, plan.output_bytes, Place::Device, "step outputs")?),
         };
+        // Nothing can be chained to logits, which are large.
+        let slots = if plan.bucket.outputs == 0 || plan.bucket.tail.chains() { MOST_IN_FLIGHT } else { 1 };
         Ok(Program {
             plan: plan.clone(),
             pipelines,
-            inputs: Buffer::new(gpu, plan.inputs.bytes, Place::Parameters, "step inputs")?,
             output,
-            read_back: Buffer::new(gpu, plan.output_bytes, Place::ReadBack, "step outputs")?,
-            recording: Recording::new(gpu)?,
+            slots: (0..slots).map(|_| Slot::new(gpu, plan)).collect::<Result<_, _>>()?,
             timed: false,
-            stale: true,
-            ran: false,
+            ran: None,
             expected: Duration::ZERO,
         })
     }
 
-    /// Records the plan with today's addresses.
-    pub(crate) fn record(&mut self, model: &Model, scratch: Option<&Buffer>) -> Result<(), VulkanError> {
-        // What earlier submissions wrote (KV, scratch) must be seen, and not be overtaken.
+    /// A slot without a step in flight.
+    pub(crate) fn free_slot(&self) -> Option<usize> {
+        self.slots.iter().position(|s| !s.open)
+    }
+
+    /// Recordings no longer say what is to be done.
+    pub(crate) fn outdate(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.stale = true);
+    }
+
+    /// Records the plan for a slot with today's addresses, unless that has been done.
+    pub(crate) fn record(&mut self, slot: usize, shared: &Shared<'_>) -> Result<(), VulkanError> {
+        let Program { plan, pipelines, output, slots, timed, .. } = self;
+        let Slot { inputs, read_back, recording, stale, .. } = &mut slots[slot];
+        if *stale {
+            let places = Places { plan, pipelines, inputs, output: output.as_ref(), read_back, shared };
+            recording.record(&places.commands()?, *timed)?;
+            *stale = false;
+        }
+        Ok(())
+    }
+
+    /// Writes a step's inputs where the slot's commands read them.
+    pub(crate) fn write_inputs(&mut self, slot: usize, step: &Step) -> Result<(), StepError> {
+        self.plan.check(step)?;
+        let bytes = self.plan.inputs.bytes as usize;
+        self.plan.inputs.write(step, &mut self.slots[slot].inputs.host_mut()[..bytes])
+    }
+}
+
+/// Everything that commands name.
+struct Places<'a> {
+    plan: &'a Plan,
+    pipelines: &'a [Arc<Pipeline>],
+    inputs: &'a Buffer,
+    output: Option<&'a Buffer>,
+    read_back: &'a Buffer,
+    shared: &'a Shared<'a>,
+}
+
+impl<'a> Places<'a> {
+    fn commands(&self) -> Result<Vec<Command<'a>>, VulkanError> {
+        // What earlier submissions wrote (KV, scratch, the chain) must be seen, and not be overtaken.
         let mut commands = vec![Command::FullBarrier];
         for entry in &self.plan.entries {
             match entry {
@@ -70,30 +148,21 @@ impl Program {
                 Entry::Launch(launch) => {
                     let Some(kernel) = launch.kernel else { continue };
                     let pipeline = &self.pipelines[kernel.0 as usize];
-                    let push = self.push(launch, pipeline, model, scratch)?;
-                    commands.push(Command::Launch { pipeline, push, grid: launch.grid });
+                    commands.push(Command::Launch { pipeline, push: self.push(launch, pipeline)?, grid: launch.grid });
                 }
             }
         }
-        if let Some(output) = &self.output {
-            let (to, bytes) = (&self.read_back, self.plan.output_bytes);
+        if let Some(from) = self.output {
+            let (to, bytes) = (self.read_back, self.plan.output_bytes);
             commands.push(Command::FullBarrier);
-            commands.push(Command::Copy { from: output, from_offset: 0, to, to_offset: 0, bytes });
+            commands.push(Command::Copy { from, from_offset: 0, to, to_offset: 0, bytes });
         }
         commands.push(Command::ToHost);
-        self.recording.record(&commands, self.timed)?;
-        self.stale = false;
-        Ok(())
+        Ok(commands)
     }
 
     /// Push constants of a launch.
-    fn push(
-        &self,
-        launch: &Launch,
-        pipeline: &Pipeline,
-        model: &Model,
-        scratch: Option<&Buffer>,
-    ) -> Result<Vec<u8>, VulkanError> {
+    fn push(&self, launch: &Launch, pipeline: &Pipeline) -> Result<Vec<u8>, VulkanError> {
         let wrong = |reason: String| VulkanError::Arguments { kernel: launch.template.to_string(), reason };
         if launch.args.len() != pipeline.push.offsets.len() {
             let (given, declared) = (launch.args.len(), pipeline.push.offsets.len());
@@ -105,7 +174,7 @@ impl Program {
             match arg {
                 LaunchArg::Word(w) => put(&mut push, at, &w.to_le_bytes()),
                 LaunchArg::Address { buffer, offset } => {
-                    let base = self.address(*buffer, *offset, model, scratch);
+                    let base = self.address(*buffer, *offset);
                     let address = base.ok_or_else(|| wrong(format!("{buffer:?} has no byte {offset}")))?;
                     put(&mut push, at, &address.to_le_bytes())
                 }
@@ -115,35 +184,15 @@ impl Program {
         Ok(push)
     }
 
-    fn address(&self, buffer: PlanBuffer, offset: u64, model: &Model, scratch: Option<&Buffer>) -> Option<u64> {
+    fn address(&self, buffer: PlanBuffer, offset: u64) -> Option<u64> {
         match buffer {
-            PlanBuffer::Weight(w) => Some(model.weight_address(w, offset)),
-            PlanBuffer::Kv => model.kv_address(offset),
-            PlanBuffer::Scratch => Some(scratch?.address + offset),
+            PlanBuffer::Weight(w) => Some(self.shared.model.weight_address(w, offset)),
+            PlanBuffer::Kv => self.shared.model.kv_address(offset),
+            PlanBuffer::Scratch => Some(self.shared.scratch?.address + offset),
             PlanBuffer::Inputs => Some(self.inputs.address + offset),
-            PlanBuffer::Output => Some(self.output.as_ref().unwrap_or(&self.read_back).address + offset),
+            PlanBuffer::Output => Some(self.output.unwrap_or(self.read_back).address + offset),
+            PlanBuffer::Chain => Some(self.shared.chain.address + offset),
         }
-    }
-
-    /// Writes a step's inputs where the commands read them.
-    pub(crate) fn write_inputs(&mut self, step: &Step) -> Result<(), zinc_ir::plan::StepError> {
-        self.plan.check(step)?;
-        let bytes = self.plan.inputs.bytes as usize;
-        self.plan.inputs.write(step, &mut self.inputs.host_mut()[..bytes])
-    }
-
-    /// The output of the finished step.
-    pub(crate) fn output(&self, step: &Step) -> StepOutput {
-        let (rows, all) = (step.outputs.len(), self.plan.bucket.outputs as usize);
-        if rows == 0 || all == 0 {
-            return StepOutput::None;
-        }
-        let bytes = &self.read_back.host()[..self.plan.output_bytes as usize];
-        let words: Vec<u32> = bytes[..bytes.len() / all * rows]
-            .chunks_exact(4)
-            .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
-            .collect();
-        StepOutput::from_words(self.plan.bucket.tail, rows, &words)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Vulkan device as the engine sees it.
 //!
 //! ```text
-//! open ─► load: Model ─► prepare: Program (many) ─► run: write inputs, submit once, wait, read output
+//! open ─► load: Model ─► prepare: Program (many) ─► submit: write inputs, hand over ─► wait: read output
 //! ```
 
 use crate::cache::KernelCache;
@@ -10,15 +10,18 @@ use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::model::{Model, Repackers};
 use crate::pipeline::{Pipelines, compile_all};
-use crate::program::Program;
+use crate::program::{Program, Shared};
 use crate::replay::{Command, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::device::{
+    Caps, Device, DeviceError, MOST_IN_FLIGHT, MemoryInfo, ProgramId, Progress, Ticket, WeightSource,
+};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
+use zinc_ir::plan::{CHAIN_ROWS, KvLayout, Plan, Step, StepError, StepOutput};
 
 /// How a device is opened.
 #[derive(Clone, Debug)]
@@ -48,6 +51,40 @@ impl Default for Options {
     }
 }
 
+/// Steps submitted and not yet waited for.
+struct Flight {
+    open: VecDeque<Open>,
+    /// Tickets given so far.
+    tickets: u64,
+    /// Output rows of the last step that the next one may name.
+    chained: u32,
+    /// When the last step was seen to have ended.
+    ended: Instant,
+}
+
+/// A step in flight.
+struct Open {
+    ticket: Ticket,
+    program: usize,
+    slot: usize,
+    /// Of the queue's timeline.
+    value: u64,
+    /// Output rows.
+    rows: usize,
+    submitted: Instant,
+}
+
+impl Flight {
+    fn new() -> Flight {
+        Flight { open: VecDeque::with_capacity(MOST_IN_FLIGHT), tickets: 0, chained: 0, ended: Instant::now() }
+    }
+
+    fn clear(&mut self) {
+        self.open.clear();
+        self.chained = 0;
+    }
+}
+
 /// A Vulkan device that runs plans.
 pub struct VulkanDevice {
     // Dropped first: waits for the device, so that all below may go.
@@ -55,6 +92,9 @@ pub struct VulkanDevice {
     programs: Vec<Program>,
     /// Shared by all programs: nothing in it outlives a step.
     scratch: Option<Buffer>,
+    /// Tokens that one step leaves to the next.
+    chain: Buffer,
+    flight: Flight,
     model: Option<Model>,
     repackers: Repackers,
     pipelines: Pipelines,
@@ -86,6 +126,8 @@ impl VulkanDevice {
             queue: Queue::new(&gpu, options.timeout)?,
             programs: vec![],
             scratch: None,
+            chain: Buffer::new(&gpu, CHAIN_ROWS as u64 * 4, Place::Device, "chained tokens")?,
+            flight: Flight::new(),
             model: None,
             repackers: Repackers::new(lanes, size),
             pipelines: Pipelines::new(),
@@ -120,7 +162,7 @@ impl VulkanDevice {
             return Ok(());
         }
         self.queue.idle()?;
-        self.programs.iter_mut().for_each(|p| p.stale = true);
+        self.programs.iter_mut().for_each(Program::outdate);
         self.scratch = None;
         self.scratch = Some(Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step")?);
         Ok(())
@@ -154,6 +196,7 @@ impl Device for VulkanDevice {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), DeviceError> {
         self.queue.idle()?;
+        self.flight.clear();
         self.programs.clear();
         self.model = None;
         let (gpu, queue) = (self.gpu.clone(), &mut self.queue);
@@ -176,27 +219,59 @@ impl Device for VulkanDevice {
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
 
-    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
-        let Self { queue, programs, scratch, model, .. } = self;
+    fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
+        let Self { queue, programs, scratch, chain, model, flight, .. } = self;
         let model = model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
-        let program = programs.get_mut(program.0 as usize).ok_or(DeviceError::Misuse("no such program"))?;
-        if program.stale {
-            program.record(model, scratch.as_ref())?;
+        let index = program.0 as usize;
+        let program = programs.get_mut(index).ok_or(DeviceError::Misuse("no such program"))?;
+        if flight.open.len() >= MOST_IN_FLIGHT {
+            return Err(DeviceError::Misuse("too many steps in flight"));
         }
-        program.write_inputs(step)?;
-        let start = Instant::now();
-        let submitted = queue.submit(&program.recording)?;
-        queue.wait_expecting(submitted, program.expected, "running a step")?;
-        program.expected = start.elapsed();
-        program.ran = true;
-        Ok(program.output(step))
+        if step.chain() > flight.chained {
+            return Err(StepError::Inconsistent("a chained token is no output of the step before").into());
+        }
+        let slot = program.free_slot().ok_or(DeviceError::Misuse("the program has a step in flight"))?;
+        program.record(slot, &Shared { model, scratch: scratch.as_ref(), chain })?;
+        program.write_inputs(slot, step)?;
+        let value = queue.submit(&program.slots[slot].recording)?;
+        program.slots[slot].open = true;
+        flight.tickets += 1;
+        flight.chained = program.plan.chained_rows(step);
+        let (ticket, rows, submitted) = (Ticket(flight.tickets), step.outputs.len(), Instant::now());
+        flight.open.push_back(Open { ticket, program: index, slot, value, rows, submitted });
+        Ok(ticket)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
+        let Self { queue, programs, flight, .. } = self;
+        if flight.open.front().is_none_or(|open| open.ticket != ticket) {
+            return Err(DeviceError::Misuse("not the oldest step in flight"));
+        }
+        let Some(open) = flight.open.pop_front() else { return Err(DeviceError::Misuse("no step in flight")) };
+        let program = &mut programs[open.program];
+        program.slots[open.slot].open = false;
+        // It began when it was there and the one before had ended.
+        let begun = open.submitted.max(flight.ended);
+        let left = program.expected.saturating_sub(begun.elapsed());
+        queue.wait_expecting(open.value, left, "running a step")?;
+        flight.ended = Instant::now();
+        program.expected = flight.ended - begun;
+        program.ran = Some(open.slot);
+        program.slots[open.slot].output(&program.plan, open.rows, output);
+        Ok(())
+    }
+
+    fn depth(&self) -> usize {
+        MOST_IN_FLIGHT
     }
 
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>> {
         let program = self.program(program).ok()?;
-        let times = if program.timed && program.ran { program.recording.times() } else { None };
+        let ran = program.ran.filter(|_| program.timed);
+        let times = ran.and_then(|slot| program.slots[slot].recording.times());
         if program.timed != on {
-            (program.timed, program.stale, program.ran) = (on, true, false);
+            (program.timed, program.ran) = (on, None);
+            program.outdate();
         }
         times
     }

@@ -93,6 +93,7 @@ fn step(tokens: &[u32], outputs: u32) -> Step {
         slots: (0..rows).collect(),
         outputs: (0..outputs).collect(),
         pages: vec![vec![0]],
+        draws: vec![],
     }
 }
 
@@ -247,6 +248,49 @@ fn a_recorded_plan_is_replayed_with_new_inputs() {
             assert_eq!(tokens(device.run(program, &short).expect("runs")), expected);
         }
     }
+    no_messages(&device);
+}
+
+#[test]
+fn two_steps_are_in_flight_and_one_reads_what_the_other_left() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 2);
+    let (n, bytes) = (LANES, LANES as u64 * 4);
+    let (input, _) = plans.plan(n, n, vec![], 0, bytes).inputs.span(Input::Tokens);
+    let (chain, out) = (span(Buffer::Chain, 0, bytes), span(Buffer::Output, 0, bytes));
+    // One leaves its tokens + 1 in the chain, the other gives what is there + 10 and leaves that.
+    let first = vec![
+        launch(0, span(Buffer::Inputs, input, bytes), chain, 1),
+        launch(1, span(Buffer::Inputs, input, bytes), out, n),
+    ];
+    let scratch = span(Buffer::Scratch, 0, bytes);
+    let add =
+        vec![launch(0, chain, scratch, 10), Entry::Barrier, launch(1, scratch, chain, n), launch(1, scratch, out, n)];
+    let [first, add] = [first, add]
+        .map(|entries| device.prepare(&plans.plan(n, n, entries, bytes, bytes), &mut |_| {}).expect("prepares"));
+    let rows = |value: u32| {
+        let mut step = step(&[value; 3], 3);
+        step.slots = vec![NO_SLOT; 3];
+        step
+    };
+    let unlinked = device.submit(first, &rows(Step::chained(0)));
+    assert!(matches!(unlinked, Err(DeviceError::Step(StepError::Inconsistent(_)))), "{unlinked:?}");
+    let mut before = device.submit(first, &rows(5)).expect("a step");
+    let mut output = StepOutput::None;
+    for round in 0..20 {
+        let next = device.submit(add, &rows(Step::chained(2))).expect("a second step");
+        let third = device.submit(add, &rows(1));
+        assert!(matches!(third, Err(DeviceError::Misuse(_))), "{third:?}");
+        assert!(matches!(device.wait(next, &mut output), Err(DeviceError::Misuse(_))), "not the oldest");
+        device.wait(before, &mut output).expect("runs");
+        assert_eq!(output, StepOutput::Tokens(vec![if round == 0 { 5 } else { 6 + round * 10 }; 3]));
+        before = next;
+    }
+    let beyond = device.submit(add, &rows(Step::chained(3)));
+    assert!(matches!(beyond, Err(DeviceError::Step(_))), "{beyond:?}");
+    device.wait(before, &mut output).expect("runs");
+    assert_eq!(output, StepOutput::Tokens(vec![206; 3]));
+    assert!(matches!(device.wait(before, &mut output), Err(DeviceError::Misuse(_))), "waited for twice");
     no_messages(&device);
 }
 

@@ -213,6 +213,7 @@ fn read_on(
     show: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Vec<u32>, End)> {
     let mut tokens = vec![];
+    let mut events = vec![];
     let mut meter = Meter::new();
     loop {
         let before = Instant::now();
@@ -220,11 +221,11 @@ fn read_on(
         meter.clear();
         let start = Instant::now();
         timing.compile += start - before;
-        let events = engine.step(&mut |_| ())?;
+        engine.step_into(&mut events, &mut |_| ())?;
         let spent = if tokens.is_empty() { &mut timing.prompt } else { &mut timing.generation };
         *spent += start.elapsed();
         let mut end = None;
-        for event in events {
+        for event in events.drain(..) {
             match event {
                 Event::Token { token, .. } => {
                     tokens.push(token);

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
-use zinc_ir::device::{Device, ProgramId, WeightSource};
+use zinc_ir::device::{Device, ProgramId, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Step, StepOutput, Tail};
+use zinc_ir::sample::Draw;
 
 /// A model on a device, with one page chain per sequence.
 pub struct Driver<'d> {
@@ -61,7 +62,13 @@ impl<'d> Driver<'d> {
 
     /// Runs one step; every row gives an output. `tokens` ≥ the number of rows is the bucket.
     pub fn step(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32, tail: Tail) -> StepOutput {
-        let mut step = Step { pages: self.pages.clone(), ..Step::default() };
+        let ticket = self.submit(chunks, bucket_tokens, tail, vec![]);
+        self.wait(ticket)
+    }
+
+    /// As [`Driver::step`], without waiting for the end. Tokens may be [`Step::chained`].
+    pub fn submit(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32, tail: Tail, draws: Vec<Draw>) -> Ticket {
+        let mut step = Step { pages: self.pages.clone(), draws, ..Step::default() };
         for chunk in chunks {
             for token in chunk.tokens {
                 let position = self.lengths[chunk.sequence];
@@ -82,7 +89,14 @@ impl<'d> Driver<'d> {
             tail,
         };
         let program = self.program(bucket);
-        self.device.run(program, &step).expect("the step runs")
+        self.device.submit(program, &step).expect("the step is taken")
+    }
+
+    /// What the oldest step in flight gives.
+    pub fn wait(&mut self, ticket: Ticket) -> StepOutput {
+        let mut output = StepOutput::None;
+        self.device.wait(ticket, &mut output).expect("the step runs");
+        output
     }
 
     fn program(&mut self, bucket: Bucket) -> ProgramId {

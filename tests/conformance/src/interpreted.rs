@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use zinc_ir::device::{Caps, Device, DeviceError, MatrixShape, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::device::{Caps, Device, DeviceError, MatrixShape, MemoryInfo, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::{Graph, WeightId};
+use zinc_ir::immediate::Immediate;
 use zinc_ir::kernel::Scalar;
 use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
-use zinc_ir::plan::{Buffer, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
+use zinc_ir::plan::{Buffer, CHAIN_ROWS, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
 
 /// Abilities of an imaginary GPU with one subgroup size, and 16×16×16 (8×8×8 below 16 lanes) half matrices.
 pub fn gpu_caps(subgroup_size: u32) -> Caps {
@@ -34,12 +35,23 @@ pub struct InterpretedDevice {
     weights: HashMap<WeightId, Arc<Vec<u8>>>,
     kv: Vec<u8>,
     plans: Vec<Arc<Plan>>,
+    /// Tokens that one step leaves to the next.
+    chain: Vec<u8>,
+    results: Immediate,
 }
 
 impl InterpretedDevice {
     /// A device with these abilities; `seed` orders tiles and subgroups.
     pub fn new(caps: Caps, seed: u64) -> InterpretedDevice {
-        InterpretedDevice { caps, seed, weights: HashMap::new(), kv: vec![], plans: vec![] }
+        InterpretedDevice {
+            caps,
+            seed,
+            weights: HashMap::new(),
+            kv: vec![],
+            plans: vec![],
+            chain: vec![0xff; CHAIN_ROWS as usize * 4],
+            results: Immediate::default(),
+        }
     }
 
     fn launch(
@@ -61,6 +73,7 @@ impl InterpretedDevice {
             let bytes = match span.buffer {
                 Buffer::Weight(w) => self.weights[&w][range].to_vec(),
                 Buffer::Kv => self.kv[range].to_vec(),
+                Buffer::Chain => self.chain[range].to_vec(),
                 other => buffers[&other][range].to_vec(),
             };
             let access = if writes { Access::ReadWrite } else { Access::Read };
@@ -85,6 +98,7 @@ impl InterpretedDevice {
             let range = span.offset as usize..(span.offset + span.bytes) as usize;
             let target = match span.buffer {
                 Buffer::Kv => &mut self.kv[range],
+                Buffer::Chain => &mut self.chain[range],
                 other => &mut buffers.get_mut(&other).expect("bound above")[range],
             };
             target.copy_from_slice(memory.bytes(*base).expect("bound above"));
@@ -120,6 +134,7 @@ impl Device for InterpretedDevice {
         _progress: &mut dyn FnMut(Progress),
     ) -> Result<(), DeviceError> {
         self.plans.clear();
+        self.results = Immediate::default();
         self.weights.clear();
         for i in 0..graph.weights().len() as u32 {
             let id = WeightId(i);
@@ -139,9 +154,9 @@ impl Device for InterpretedDevice {
         Ok(ProgramId(self.plans.len() as u32 - 1))
     }
 
-    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+    fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
         let plan = self.plans.get(program.0 as usize).ok_or(DeviceError::Misuse("unknown program"))?.clone();
-        plan.check(step)?;
+        self.results.check(&plan, step)?;
         let mut inputs = vec![0; plan.inputs.bytes as usize];
         plan.inputs.write(step, &mut inputs)?;
         let mut buffers = HashMap::from([
@@ -154,11 +169,16 @@ impl Device for InterpretedDevice {
                 self.launch(&plan, launch, &mut buffers)?;
             }
         }
-        let words: Vec<u32> =
-            buffers[&Buffer::Output].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
         let rows = step.outputs.len();
         let cols = plan.output.map_or(0, |node| plan.graph.node(node).shape.cols as usize);
-        Ok(StepOutput::from_words(plan.bucket.tail, rows, &words[..rows * cols]))
+        let words = buffers[&Buffer::Output].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+        let mut output = self.results.output();
+        output.read(plan.bucket.tail, rows, words.take(rows * cols));
+        Ok(self.results.finish(&plan, step, output))
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
+        self.results.hand_over(ticket, output)
     }
 
     fn profile(&mut self, _program: ProgramId, _on: bool) -> Option<Vec<Duration>> {

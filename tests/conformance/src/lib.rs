@@ -2,12 +2,14 @@
 
 mod batches;
 mod cases;
+mod chains;
 mod drive;
 mod fixture;
 mod interpreted;
 
 pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
+pub use chains::{chained_equals_unchained, tails_agree};
 pub use drive::{Chunk, Driver};
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};

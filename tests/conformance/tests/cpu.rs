@@ -2,8 +2,8 @@
 
 use zinc_compiler::Choices;
 use zinc_conformance::{
-    ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best, format,
-    greedy_equals_reference,
+    ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
+    chained_equals_unchained, format, greedy_equals_reference, tails_agree,
 };
 use zinc_cpu::{CpuDevice, Isa};
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -76,4 +76,18 @@ fn greedy() {
 #[test]
 fn best_candidates() {
     each_level(|device| best_candidates_are_the_logits_best(device, "arch/qwen2", 5));
+}
+
+#[test]
+fn chained_steps() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            chained_equals_unchained(device, &format!("arch/{name}"), 12);
+        }
+    });
+}
+
+#[test]
+fn tails() {
+    each_level(|device| [9000, 9001].into_iter().for_each(|vocabulary| tails_agree(device, vocabulary)));
 }

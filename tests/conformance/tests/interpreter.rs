@@ -2,8 +2,8 @@
 
 use zinc_compiler::Choices;
 use zinc_conformance::{
-    FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best, format, gpu_caps,
-    greedy_equals_reference,
+    FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
+    chained_equals_unchained, format, gpu_caps, greedy_equals_reference, tails_agree,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -70,4 +70,16 @@ fn greedy() {
 #[test]
 fn best_candidates() {
     best_candidates_are_the_logits_best(&mut device(16), "arch/llama", 2);
+}
+
+#[test]
+fn chained_steps() {
+    chained_equals_unchained(&mut device(16), "arch/llama", 2);
+    chained_equals_unchained(&mut device(64), "arch/gemma3", 1);
+}
+
+#[test]
+fn tails() {
+    tails_agree(&mut device(8), 4200);
+    tails_agree(&mut device(64), 4203);
 }

@@ -92,6 +92,7 @@ fn kernels_of_real_shapes_become_spirv() {
             for (tokens, act, tail) in [
                 (1, ActPrecision::F32, Tail::Greedy),
                 (3, ActPrecision::Q8, Tail::Best(40)),
+                (2, ActPrecision::F32, Tail::Sample(64)),
                 (64, ActPrecision::F32, Tail::Logits),
                 (512, ActPrecision::F16, Tail::Greedy),
             ] {

@@ -4,6 +4,7 @@
 //! Many rows (prompts): `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an
 //! answer for every graph.
 
+mod argmax;
 mod args;
 mod attention;
 mod attention_tiled;
@@ -16,6 +17,7 @@ mod qkv;
 mod quantize;
 mod rope_append;
 mod rows;
+mod sample;
 mod top_k;
 
 use crate::Template;
@@ -55,6 +57,7 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::ADD,
     &rows::BIAS,
     &rows::SCALE,
-    &rows::ARGMAX,
+    &argmax::ARGMAX,
     &top_k::TOP_K,
+    &top_k::SAMPLE,
 ];

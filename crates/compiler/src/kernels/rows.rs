@@ -7,7 +7,7 @@ use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{NodeId, Op, Pairing};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{Input, KvType, NO_SLOT, PAGE_TOKENS};
+use zinc_ir::plan::{CHAINED, Input, KvType, NO_SLOT, PAGE_TOKENS};
 use zinc_ir::quant::{UNIT, Weights};
 
 macro_rules! template {
@@ -44,7 +44,6 @@ template!(GLU, "glu", "activation of gate times up", Op::Glu { .. }, emit_elemen
 template!(ADD, "add", "sum of two values", Op::Add { .. }, emit_elementwise);
 template!(BIAS, "bias", "adds one vector to every row", Op::Bias { .. }, emit_elementwise);
 template!(SCALE, "scale", "multiplies by a constant", Op::Scale { .. }, emit_elementwise);
-template!(ARGMAX, "argmax", "column of the largest value", Op::Argmax { .. }, emit_argmax);
 
 fn match_embed_scaled(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::Scale { x, .. } = *f.op(node) else { return None };
@@ -89,9 +88,13 @@ fn emit_embed(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> 
     let name = format!("embed_{}_{}", weight.format.name.to_lowercase(), weight.cols);
     Ok(single(name, lanes, ctx.caps.subgroup_size, [ctx.rows(out), 1, 1], |b, args| {
         let tokens = args.read("tokens", Operand::Input(Input::Tokens));
+        let chain = args.read("chain", Operand::Chain);
         let base = args.read("table", Operand::Weight(table));
         let y = args.write("y", Operand::Value(out));
-        let token = b.load(Type::U32, tokens, b.tile(0) * 4, 4).min(b.u32(weight.rows - 1));
+        let given = b.load(Type::U32, tokens, b.tile(0) * 4, 4);
+        // A chained token lies where the step before has put it.
+        let before = || vec![b.load(Type::U32, chain, (given & (CHAINED - 1)) * 4, 4)];
+        let token = b.if_else(given.ge(CHAINED), before, || vec![given])[0].min(b.u32(weight.rows - 1));
         for_items(b, lanes, units, |unit| {
             for run in (weight.format.emit_unit)(&dot::unit_at(b, weight, base, token, unit)) {
                 let col = dot::first_column(weight.format, unit, &run);
@@ -344,43 +347,6 @@ fn emit_elementwise(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileE
                 _ => values[0],
             };
             b.store(y, at, value, 4);
-        });
-    }))
-}
-
-/// One workgroup per row: lanes keep their best, then the first lane of each subgroup, then lane 0 decides. Ties go to
-/// the lowest column.
-fn emit_argmax(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
-    let out = region.last();
-    let Op::Argmax { x } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
-    let (cols, sg) = (ctx.cols(x), ctx.caps.subgroup_size);
-    let lanes = workgroup(ctx, cols);
-    Ok(single(format!("argmax_{cols}"), lanes, sg, [ctx.rows(out), 1, 1], |b, args| {
-        let from = args.read("x", Operand::Value(x));
-        let y = args.write("y", Operand::Value(out));
-        let best_value = b.shared("best_value", Type::F32, lanes / sg);
-        let best_index = b.shared("best_index", Type::U32, lanes / sg);
-        let none = [b.f32(f32::MIN), b.u32(u32::MAX)];
-        let own = b.for_(b.local_id(), b.u32(cols), lanes, &none, |i, best| {
-            let v = b.load(Type::F32, from, (b.tile(0) * cols + i) * 4, 4);
-            let better = v.gt(best[0]);
-            vec![better.select(v, best[0]), better.select(i, best[1])]
-        });
-        let top = own[0].subgroup_max();
-        let index = own[0].eq(top).select(own[1], b.u32(u32::MAX)).subgroup_min();
-        b.if_(b.lane().eq(0), || {
-            b.shared_store(best_value, b.subgroup_id(), top);
-            b.shared_store(best_index, b.subgroup_id(), index);
-        });
-        b.barrier();
-        b.if_(b.local_id().eq(0), || {
-            let best = b.for_(b.u32(0), b.u32(lanes / sg), 1, &none, |s, best| {
-                let (v, i) = (b.shared_load(best_value, s), b.shared_load(best_index, s));
-                let better = v.gt(best[0]).select(b.bool(true), v.eq(best[0]) & i.lt(best[1]));
-                vec![better.select(v, best[0]), better.select(i, best[1])]
-            });
-            // Still `u32::MAX` if the row holds no number.
-            b.store(y, b.tile(0) * 4, best[1], 4);
         });
     }))
 }

@@ -5,14 +5,18 @@
 //! ```
 //!
 //! A pass leaves k candidates of every block; passes repeat until one block is left. Larger values come first, lower
-//! columns among equals; NaN counts as the smallest number.
+//! columns among equals; NaN counts as the smallest number. Where a token is to be drawn, the last pass does that too
+//! (`sample`).
 
+use super::argmax::Token;
 use super::args::launch;
 use super::rows::for_items;
+use super::sample;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, LaunchSketch, Region};
 use zinc_ir::graph::Op;
 use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::plan::Input;
 
 pub(super) static TOP_K: Template = Template {
     name: "top_k",
@@ -22,22 +26,42 @@ pub(super) static TOP_K: Template = Template {
     emit,
 };
 
+pub(super) static SAMPLE: Template = Template {
+    name: "sample",
+    summary: "a token drawn from the k largest values of each row",
+    fused: false,
+    matches: |f, node| matches!(f.op(node), Op::Sample { .. }).then(|| vec![node]),
+    emit,
+};
+
 /// Values a workgroup sorts; k is at most half of it, so that every pass shrinks the row.
 const BLOCK: u32 = 1024;
 
 /// One pass over rows of `n` candidates.
-struct Pass {
+struct Pass<'a> {
     from: Operand,
-    to: Operand,
+    to: To<'a>,
     /// Candidates come with their columns, behind the values; in the first pass a candidate's place is its column.
     paired: bool,
     n: u32,
     k: u32,
 }
 
+/// What becomes of the candidates.
+enum To<'a> {
+    /// Values and columns are stored.
+    Store(Operand),
+    /// A token is drawn from them.
+    Draw(&'a Region),
+}
+
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
-    let Op::TopK { x, k } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
+    let (x, k, draws) = match *ctx.graph.op(out) {
+        Op::TopK { x, k } => (x, k, false),
+        Op::Sample { x, k } => (x, k, true),
+        _ => return Err(ctx.unsupported(out, "pattern")),
+    };
     if k > BLOCK / 2 || k > ctx.cols(x) {
         return Err(ctx.unsupported(out, format!("k is {k}, but at most {}", (BLOCK / 2).min(ctx.cols(x)))));
     }
@@ -46,23 +70,37 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let (mut from, mut n, mut paired) = (Operand::Value(x), ctx.cols(x), false);
     loop {
         let blocks = n.div_ceil(BLOCK);
-        let to = if blocks == 1 { Operand::Value(out) } else { Operand::Temp(temps.len()) };
+        let to = match blocks {
+            1 if draws => To::Draw(region),
+            1 => To::Store(Operand::Value(out)),
+            _ => To::Store(Operand::Temp(temps.len())),
+        };
         launches.push(pass(ctx, rows, &Pass { from, to, paired, n, k }));
         if blocks == 1 {
             return Ok(Emission { launches, temps });
         }
         n = blocks * k;
+        (from, paired) = (Operand::Temp(temps.len()), true);
         temps.push(rows as u64 * n as u64 * 8);
-        (from, paired) = (to, true);
     }
 }
 
-fn pass(ctx: &Ctx<'_>, rows: u32, p: &Pass) -> LaunchSketch {
+fn pass(ctx: &Ctx<'_>, rows: u32, p: &Pass<'_>) -> LaunchSketch {
     let sg = ctx.caps.subgroup_size;
     let lanes = ctx.lanes(256);
     let blocks = p.n.div_ceil(BLOCK);
-    launch(format!("top_{}_of_{}", p.k, p.n), lanes, sg, [blocks, rows, 1], |b, args| {
-        let (x, y) = (args.read("x", p.from), args.write("y", p.to));
+    let name = match p.to {
+        To::Store(_) => format!("top_{}_of_{}", p.k, p.n),
+        To::Draw(_) => format!("sample_{}_of_{}", p.k, p.n),
+    };
+    launch(name, lanes, sg, [blocks, rows, 1], |b, args| {
+        let x = args.read("x", p.from);
+        let end = match p.to {
+            To::Store(to) => End::Store(args.write("y", to)),
+            To::Draw(region) => {
+                End::Draw(args.read("draws", Operand::Input(Input::Draws)), Token::declare(args, ctx, region))
+            }
+        };
         let values = b.shared("values", Type::F32, BLOCK);
         let columns = b.shared("columns", Type::U32, BLOCK);
         let (block, row) = (b.tile(0), b.tile(1));
@@ -83,13 +121,28 @@ fn pass(ctx: &Ctx<'_>, rows: u32, p: &Pass) -> LaunchSketch {
             b.shared_store(columns, i, candidate[1]);
         });
         sort(b, lanes, values, columns);
-        let kept = blocks * p.k;
-        for_items(b, lanes, p.k, |i| {
-            let at = row * (2 * kept) + block * p.k + i;
-            b.store(y, at * 4, b.shared_load(values, i), 4);
-            b.store(y, (at + kept) * 4, b.shared_load(columns, i), 4);
-        });
+        match end {
+            End::Store(y) => {
+                let kept = blocks * p.k;
+                for_items(b, lanes, p.k, |i| {
+                    let at = row * (2 * kept) + block * p.k + i;
+                    b.store(y, at * 4, b.shared_load(values, i), 4);
+                    b.store(y, (at + kept) * 4, b.shared_load(columns, i), 4);
+                });
+            }
+            End::Draw(draws, token) => {
+                let sorted = sample::Sorted { values, columns, k: p.k };
+                let drawn = sample::draw(b, lanes, lanes / sg, &sorted, &sample::Draw::load(b, draws, row));
+                b.if_(b.local_id().eq(0), || token.store(b, row, drawn));
+            }
+        }
     })
+}
+
+/// Arguments of what follows the sort.
+enum End<'b> {
+    Store(Val<'b>),
+    Draw(Val<'b>, Token<'b>),
 }
 
 /// Bitonic sort of the block, best first (Batcher 1968): log² steps of disjoint exchanges with a barrier before each.

@@ -9,7 +9,8 @@ use crate::memory::SharedPtr;
 use crate::{Activations, Isa, Pool, rows};
 use std::time::{Duration, Instant};
 use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
-use zinc_ir::plan::{ActPrecision, NO_SLOT, Step, StepOutput, Tail, rotations};
+use zinc_ir::plan::{ActPrecision, CHAINED, NO_SLOT, Step, StepOutput, Tail, rotations};
+use zinc_ir::sample;
 
 /// Values of a step, kept from step to step of one program.
 #[derive(Default)]
@@ -29,6 +30,8 @@ pub(super) struct Run<'a> {
     pub(super) values: &'a mut Values,
     pub(super) activations: &'a mut Activations,
     pub(super) step: &'a Step,
+    /// Tokens of the step before.
+    pub(super) chain: &'a [u32],
     /// Rotations of every table: `[token][2][pairs]`.
     pub(super) turns: Vec<Vec<f32>>,
 }
@@ -40,7 +43,7 @@ pub(super) fn turns(pool: &Pool, graph: &Graph, step: &Step) -> Vec<Vec<f32>> {
         let width = 2 * rope.inv_freq.len();
         let mut table = vec![0f32; rows * width];
         each_row(pool, &mut table, rows, |t, out| {
-            out.copy_from_slice(&rotations(&rope.inv_freq, rope.magnitude, step.positions[t]));
+            rotations(&rope.inv_freq, rope.magnitude, step.positions[t], out);
         });
         table
     };
@@ -61,7 +64,7 @@ fn each_row(pool: &Pool, data: &mut [f32], rows: usize, f: impl Fn(usize, &mut [
 
 impl Run<'_> {
     /// Runs everything; adds the time of each work to its launch if asked.
-    pub(super) fn run(&mut self, mut times: Option<&mut [Duration]>) -> StepOutput {
+    pub(super) fn run(&mut self, mut times: Option<&mut [Duration]>, output: &mut StepOutput) {
         self.values.slots.resize_with(self.program.slots.len(), Vec::new);
         let program = self.program;
         for work in &program.works {
@@ -71,21 +74,29 @@ impl Run<'_> {
                 times[work.launch] += start.elapsed();
             }
         }
-        self.output()
+        self.output(output);
     }
 
-    fn output(&mut self) -> StepOutput {
-        let Some((slot, node)) = self.program.output else { return StepOutput::None };
-        if self.step.outputs.is_empty() {
-            return StepOutput::None;
-        }
+    fn output(&mut self, output: &mut StepOutput) {
+        let rows = self.step.outputs.len();
+        let Some((slot, node)) = self.program.output.filter(|_| rows > 0) else {
+            *output = StepOutput::None;
+            return;
+        };
+        let values = &mut self.values;
         match self.graph.op(node) {
-            Op::Argmax { .. } => StepOutput::Tokens(std::mem::take(&mut self.values.tokens)),
-            Op::TopK { k, .. } => {
-                let words: Vec<u32> = self.values.slots[slot].iter().map(|x| x.to_bits()).collect();
-                StepOutput::from_words(Tail::Best(*k), self.step.outputs.len(), &words)
-            }
-            _ => StepOutput::Logits(std::mem::take(&mut self.values.slots[slot])),
+            Op::Argmax { .. } | Op::Sample { .. } => output.read(Tail::Greedy, rows, values.tokens.iter().copied()),
+            Op::TopK { k, .. } => output.read(Tail::Best(*k), rows, values.slots[slot].iter().map(|x| x.to_bits())),
+            _ => output.exchange_logits(&mut values.slots[slot]),
+        }
+    }
+
+    /// The token of a row.
+    fn token(&self, row: usize) -> usize {
+        match self.step.tokens[row] {
+            token if token & CHAINED == 0 => token as usize,
+            // What is no token (the row before had no numbers) gives some row, as on other devices.
+            chained => self.chain[(chained & !CHAINED) as usize] as usize,
         }
     }
 
@@ -108,9 +119,9 @@ impl Run<'_> {
         match &work.kind {
             Kind::Embed { table, out } => {
                 let mut buffer = self.take(*out, rows);
-                let (table, tokens) = (self.model.matrix(*table), &self.step.tokens);
+                let table = self.model.matrix(*table);
                 each_row(self.pool, &mut buffer, rows, |t, out| {
-                    table.decode_row(tokens[t] as usize, out);
+                    table.decode_row(self.token(t).min(table.rows() - 1), out);
                 });
                 self.values.slots[*out] = buffer;
             }
@@ -145,6 +156,16 @@ impl Run<'_> {
                     },
                 };
                 self.values.tokens = x.chunks_exact(cols).map(best).collect();
+            }
+            Kind::Sample { x, k } => {
+                let cols = self.program.slots[*x];
+                let rows = self.values.slots[*x].chunks_exact(cols).zip(&self.step.draws);
+                let tokens = rows.map(|(row, draw)| {
+                    let best = rows::top_k(row, *k);
+                    let values: Vec<f32> = best.iter().map(|b| b.0).collect();
+                    sample::pick(&values, draw).map_or(u32::MAX, |i| best[i].1)
+                });
+                self.values.tokens = tokens.collect();
             }
             Kind::TopK { x, k, out } => {
                 let mut buffer = self.take(*out, rows);

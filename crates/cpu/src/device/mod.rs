@@ -1,7 +1,7 @@
 //! The device: runs plans natively.
 //!
 //! ```text
-//! load ─► Model (packed weights, cache)   prepare ─► Program (works, slots)   run ─► works in order ─► output
+//! load ─► Model (packed weights, cache)   prepare ─► Program (works, slots)   submit ─► works in order ─► output
 //! ```
 
 mod execute;
@@ -14,8 +14,9 @@ use model::{Model, system_memory};
 use program::Program;
 use std::sync::Arc;
 use std::time::Duration;
-use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, WeightSource};
+use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::{Graph, Op};
+use zinc_ir::immediate::Immediate;
 use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
 
 /// A prepared plan.
@@ -35,6 +36,7 @@ pub struct CpuDevice {
     model: Option<Model>,
     programs: Vec<Prepared>,
     activations: Activations,
+    results: Immediate,
 }
 
 impl CpuDevice {
@@ -62,6 +64,7 @@ impl CpuDevice {
             model: None,
             programs: Vec::new(),
             activations: Activations::new(isa),
+            results: Immediate::default(),
         })
     }
 
@@ -102,6 +105,7 @@ impl Device for CpuDevice {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), DeviceError> {
         self.programs.clear();
+        self.results = Immediate::default();
         self.model = None;
         self.model = Some(Model::load(&self.pool, self.isa, graph, kv, weights, progress)?);
         Ok(())
@@ -129,15 +133,17 @@ impl Device for CpuDevice {
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
 
-    fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
+    /// Runs the step at once: there is no other processor that could.
+    fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
         let prepared = self.programs.get_mut(program.0 as usize);
         let prepared = prepared.ok_or(DeviceError::Misuse("unknown program"))?;
         let model = self.model.as_mut().ok_or(DeviceError::Misuse("no model is loaded"))?;
         let plan = &*prepared.plan;
-        plan.check(step)?;
+        self.results.check(plan, step)?;
         if let Some(times) = &mut prepared.times {
             times.fill(Duration::ZERO);
         }
+        let mut output = self.results.output();
         let mut run = Run {
             pool: &self.pool,
             isa: self.isa,
@@ -149,8 +155,14 @@ impl Device for CpuDevice {
             values: &mut prepared.values,
             activations: &mut self.activations,
             step,
+            chain: self.results.chain(),
         };
-        Ok(run.run(prepared.times.as_deref_mut()))
+        run.run(prepared.times.as_deref_mut(), &mut output);
+        Ok(self.results.finish(plan, step, output))
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
+        self.results.hand_over(ticket, output)
     }
 
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>> {

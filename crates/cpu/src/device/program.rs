@@ -40,6 +40,8 @@ pub(super) enum Kind {
     Argmax { x: Slot },
     /// The k greatest values of each row and where they are.
     TopK { x: Slot, k: usize, out: Slot },
+    /// One of the k greatest values of each row, drawn.
+    Sample { x: Slot, k: usize },
 }
 
 #[derive(Debug)]
@@ -375,6 +377,11 @@ impl Places<'_> {
                 let x = self.of[&x];
                 self.new_slot(node);
                 Kind::Argmax { x }
+            }
+            Op::Sample { x, k } => {
+                let x = self.of[&x];
+                self.new_slot(node);
+                Kind::Sample { x, k: k as usize }
             }
             Op::TopK { x, k } => Kind::TopK { x: self.of[&x], k: k as usize, out: self.new_slot(node) },
             Op::MatMul { .. } => unreachable!("products are drafted as such"),

@@ -237,6 +237,14 @@ pub enum Op {
         /// How many; at most the columns of `x`.
         k: u32,
     },
+    /// One column of each row as a U32, drawn from the `k` largest values by the step's draws ([`crate::sample`]);
+    /// `u32::MAX` for a row without a number.
+    Sample {
+        /// Input.
+        x: NodeId,
+        /// How many; at most the columns of `x`.
+        k: u32,
+    },
 }
 
 /// A node: an operation and its shape.
@@ -290,7 +298,8 @@ impl Op {
             | Op::Bias { x, .. }
             | Op::Rope { x, .. }
             | Op::Argmax { x }
-            | Op::TopK { x, .. } => f(x),
+            | Op::TopK { x, .. }
+            | Op::Sample { x, .. } => f(x),
             Op::Add { a, b } => [a, b].into_iter().for_each(f),
             Op::Glu { gate, up, .. } => [gate, up].into_iter().for_each(f),
             Op::KvAppend { k, v, .. } => [k, v].into_iter().for_each(f),
@@ -314,6 +323,7 @@ impl Op {
             Op::Attention { .. } => "attention",
             Op::Argmax { .. } => "argmax",
             Op::TopK { .. } => "top_k",
+            Op::Sample { .. } => "sample",
         }
     }
     /// The weight it reads, if any.
@@ -492,6 +502,13 @@ impl Graph {
         let s = self.node(x).shape;
         assert!(k <= s.cols, "top {k} of {}", s.cols);
         self.push(Op::TopK { x, k }, s.rows, 2 * k)
+    }
+
+    /// A column per row, drawn from the `k` largest values.
+    pub fn sample(&mut self, x: NodeId, k: u32) -> NodeId {
+        let s = self.node(x).shape;
+        assert!(k <= s.cols, "top {k} of {}", s.cols);
+        self.push(Op::Sample { x, k }, s.rows, 1)
     }
 }
 

@@ -60,7 +60,7 @@ impl Graph {
                     write!(f, ", window {w}")?;
                 }
             }
-            Op::TopK { x, k } => write!(f, " %{}: {k}", x.0)?,
+            Op::TopK { x, k } | Op::Sample { x, k } => write!(f, " %{}: {k}", x.0)?,
         }
         if let Some(w) = op.weight() {
             let w = self.weight_of(w);

@@ -13,13 +13,17 @@
 //! addresses, so this is the proof.
 
 mod cost;
+mod inputs;
 mod proof;
+mod step;
 mod text;
 
 pub use cost::Cost;
+pub use inputs::{Input, InputLayout, rotations};
 pub use proof::{PlanError, conflict, verify};
+pub use step::{CHAIN_ROWS, CHAINED, Step, StepError, StepOutput};
 
-use crate::graph::{Graph, NodeId, Op, RopeId, WeightId};
+use crate::graph::{Graph, NodeId, WeightId};
 use crate::kernel::Kernel;
 use std::sync::Arc;
 
@@ -70,6 +74,15 @@ pub enum Tail {
     Greedy,
     /// The this many best logits with their indices.
     Best(u32),
+    /// A token drawn from this many best logits as the step's [`crate::sample::Draw`]s say, U32 `[outputs]`.
+    Sample(u32),
+}
+
+impl Tail {
+    /// Does the device itself choose the next tokens, so that a following step can name them ([`Step::chained`])?
+    pub const fn chains(self) -> bool {
+        matches!(self, Tail::Greedy | Tail::Sample(_))
+    }
 }
 
 /// Sizes a plan is made for. A step may be smaller; its missing rows are padding.
@@ -137,220 +150,6 @@ impl KvLayout {
     }
 }
 
-/// Host-side inputs of one step. All per-row vectors have the same length, at most the bucket's `tokens`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Step {
-    /// Token id of each row.
-    pub tokens: Vec<u32>,
-    /// Position of each row in its sequence.
-    pub positions: Vec<u32>,
-    /// Page-table row of each row.
-    pub sequence: Vec<u32>,
-    /// Where the row's K and V go: page × [`PAGE_TOKENS`] + token in page, or [`NO_SLOT`].
-    pub slots: Vec<u32>,
-    /// Rows whose logits are wanted, at most the bucket's `outputs`.
-    pub outputs: Vec<u32>,
-    /// Pages of each sequence, in order of position.
-    pub pages: Vec<Vec<u32>>,
-}
-
-/// What a step gives.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOutput {
-    /// No output rows were asked for.
-    None,
-    /// F32 `[outputs of the step, vocabulary]`, row-major.
-    Logits(Vec<f32>),
-    /// One token per output row; `u32::MAX` where no logit is a number.
-    Tokens(Vec<u32>),
-    /// The `k` best of each output row, best first: two arrays of `[outputs of the step, k]`.
-    Best {
-        /// Candidates per row.
-        k: usize,
-        /// Their token ids.
-        tokens: Vec<u32>,
-        /// Their logits.
-        logits: Vec<f32>,
-    },
-}
-
-impl StepOutput {
-    /// From the words that kernels leave in [`Buffer::Output`], for the first `rows` output rows.
-    pub fn from_words(tail: Tail, rows: usize, words: &[u32]) -> StepOutput {
-        if rows == 0 {
-            return StepOutput::None;
-        }
-        match tail {
-            Tail::Logits => StepOutput::Logits(words.iter().map(|w| f32::from_bits(*w)).collect()),
-            Tail::Greedy => StepOutput::Tokens(words.to_vec()),
-            Tail::Best(k) => {
-                let k = k as usize;
-                let halves = words.chunks_exact(2 * k).map(|row| row.split_at(k));
-                let (mut tokens, mut logits) = (vec![], vec![]);
-                for (values, columns) in halves {
-                    logits.extend(values.iter().map(|w| f32::from_bits(*w)));
-                    tokens.extend_from_slice(columns);
-                }
-                StepOutput::Best { k, tokens, logits }
-            }
-        }
-    }
-}
-
-/// An input array of a step, for kernels.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Input {
-    /// U32 `[tokens]`: token ids (0 in padding).
-    Tokens,
-    /// U32 `[tokens]`: number of visible positions including the row's own (0 in padding).
-    Visible,
-    /// U32 `[tokens]`: page-table row.
-    Sequence,
-    /// U32 `[tokens]`: KV slot or [`NO_SLOT`].
-    Slots,
-    /// U32 `[outputs]`: row of each output (0 in padding).
-    Outputs,
-    /// U32 `[sequences][context / PAGE_TOKENS]`: page numbers.
-    Pages,
-    /// F32 `[tokens][2][pairs]`: cosines, then sines, of a rotary table, times its magnitude.
-    Rope(RopeId),
-}
-
-/// Byte layout of the input buffer of one bucket.
-#[derive(Clone, Debug, PartialEq)]
-pub struct InputLayout {
-    bucket: Bucket,
-    entries: Vec<(Input, u64, u64)>,
-    inv_freq: Vec<(Vec<f32>, f32)>,
-    /// Total bytes.
-    pub bytes: u64,
-}
-
-impl InputLayout {
-    /// Layout for a graph and a bucket.
-    pub fn new(graph: &Graph, bucket: Bucket) -> InputLayout {
-        let (t, r) = (bucket.tokens as u64, bucket.outputs as u64);
-        let pages = bucket.sequences as u64 * (bucket.context / PAGE_TOKENS) as u64;
-        let mut sizes = vec![
-            (Input::Tokens, t),
-            (Input::Visible, t),
-            (Input::Sequence, t),
-            (Input::Slots, t),
-            (Input::Outputs, r),
-            (Input::Pages, pages),
-        ];
-        for (i, rope) in graph.ropes().iter().enumerate() {
-            sizes.push((Input::Rope(RopeId(i as u32)), t * 2 * rope.inv_freq.len() as u64));
-        }
-        let mut bytes = 0;
-        let entries = sizes.into_iter().map(|(input, words)| {
-            let at = bytes;
-            bytes += (words * 4).next_multiple_of(16);
-            (input, at, words * 4)
-        });
-        let entries = entries.collect();
-        let inv_freq = graph.ropes().iter().map(|r| (r.inv_freq.clone(), r.magnitude)).collect();
-        InputLayout { bucket, entries, inv_freq, bytes }
-    }
-
-    /// Offset and bytes of an input array.
-    pub fn span(&self, input: Input) -> (u64, u64) {
-        let entry = self.entries.iter().find(|e| e.0 == input).expect("every input has an entry");
-        (entry.1, entry.2)
-    }
-
-    /// Pages per page-table row.
-    pub fn pages_per_sequence(&self) -> u32 {
-        self.bucket.context / PAGE_TOKENS
-    }
-
-    /// Writes a step into `out` (of [`InputLayout::bytes`]), padding up to the bucket.
-    pub fn write(&self, step: &Step, out: &mut [u8]) -> Result<(), StepError> {
-        step.check(&self.bucket)?;
-        out.fill(0);
-        let mut put = |input: Input, values: &mut dyn Iterator<Item = u32>| {
-            let (at, bytes) = self.span(input);
-            let words = out[at as usize..(at + bytes) as usize].chunks_exact_mut(4);
-            for (word, value) in words.zip(values) {
-                word.copy_from_slice(&value.to_le_bytes());
-            }
-        };
-        put(Input::Tokens, &mut step.tokens.iter().copied());
-        put(Input::Visible, &mut step.positions.iter().map(|p| p + 1));
-        put(Input::Sequence, &mut step.sequence.iter().copied());
-        let padding = std::iter::repeat(NO_SLOT);
-        put(Input::Slots, &mut step.slots.iter().copied().chain(padding));
-        put(Input::Outputs, &mut step.outputs.iter().copied());
-        let per_row = self.pages_per_sequence() as usize;
-        let pages = step.pages.iter().flat_map(|p| {
-            let shown = p.iter().copied().take(per_row);
-            shown.chain(std::iter::repeat_n(0, per_row.saturating_sub(p.len())))
-        });
-        put(Input::Pages, &mut pages.into_iter());
-        for (i, (inv_freq, magnitude)) in self.inv_freq.iter().enumerate() {
-            let mut turns = step.positions.iter().flat_map(|&p| rotations(inv_freq, *magnitude, p)).map(f32::to_bits);
-            put(Input::Rope(RopeId(i as u32)), &mut turns);
-        }
-        Ok(())
-    }
-}
-
-/// Cosines, then sines, of all pairs at a position; computed in F64, since p · freq reaches 10⁵ radians.
-pub fn rotations(inv_freq: &[f32], magnitude: f32, position: u32) -> Vec<f32> {
-    let angles = || inv_freq.iter().map(move |f| position as f64 * *f as f64);
-    let scaled = |x: f64| (x * magnitude as f64) as f32;
-    angles().map(|a| scaled(a.cos())).chain(angles().map(|a| scaled(a.sin()))).collect()
-}
-
-/// A step that does not fit its plan: a bug of the caller.
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum StepError {
-    /// More rows, outputs, sequences or context than the bucket has.
-    #[error("step has {got} {what}, the plan was made for {limit}")]
-    TooLarge {
-        /// What is too many.
-        what: &'static str,
-        /// How many.
-        got: usize,
-        /// The bucket's number.
-        limit: usize,
-    },
-    /// Per-row vectors differ in length, or an index points nowhere.
-    #[error("step is inconsistent: {0}")]
-    Inconsistent(&'static str),
-}
-
-impl Step {
-    /// Checks the step against a bucket.
-    pub fn check(&self, bucket: &Bucket) -> Result<(), StepError> {
-        let rows = self.tokens.len();
-        let longest = self.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
-        let limits = [
-            ("token rows", rows, bucket.tokens as usize),
-            ("output rows", self.outputs.len(), bucket.outputs as usize),
-            ("sequences", self.pages.len(), bucket.sequences as usize),
-            ("tokens of context", longest, bucket.context as usize),
-        ];
-        if let Some(&(what, got, limit)) = limits.iter().find(|(_, got, limit)| got > limit) {
-            return Err(StepError::TooLarge { what, got, limit });
-        }
-        if [self.positions.len(), self.sequence.len(), self.slots.len()] != [rows; 3] {
-            return Err(StepError::Inconsistent("per-row vectors differ in length"));
-        }
-        if self.outputs.iter().any(|r| *r as usize >= rows) {
-            return Err(StepError::Inconsistent("an output row does not exist"));
-        }
-        let reachable = |row: usize| {
-            let pages = self.pages.get(self.sequence[row] as usize).map_or(0, Vec::len);
-            (self.positions[row] / PAGE_TOKENS) < pages as u32
-        };
-        if !(0..rows).all(reachable) {
-            return Err(StepError::Inconsistent("a row's position has no page"));
-        }
-        Ok(())
-    }
-}
-
 /// A buffer a launch may name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Buffer {
@@ -364,6 +163,9 @@ pub enum Buffer {
     Inputs,
     /// What the host reads after the step.
     Output,
+    /// The tokens that the last step with a choosing tail gave, U32 `[CHAIN_ROWS]`: the one thing besides K and V that
+    /// outlives a step.
+    Chain,
 }
 
 /// A range of bytes of a buffer.
@@ -481,21 +283,12 @@ impl Plan {
     /// Checks a step against the bucket, the KV pool and the vocabulary: after it, no index of the step points outside.
     pub fn check(&self, step: &Step) -> Result<(), StepError> {
         step.check(&self.bucket)?;
-        let tables = self.graph.nodes().iter().filter_map(|n| match n.op {
-            Op::Embed { table } => Some(self.graph.weight_of(table).rows),
-            _ => None,
-        });
-        let vocabulary = tables.min().unwrap_or(u32::MAX);
-        if step.tokens.iter().any(|t| *t >= vocabulary) {
-            return Err(StepError::Inconsistent("a token is not in the vocabulary"));
-        }
-        if step.pages.iter().flatten().any(|p| *p >= self.kv.pages) {
-            return Err(StepError::Inconsistent("a page is not in the pool"));
-        }
-        if step.slots.iter().any(|s| *s != NO_SLOT && s / PAGE_TOKENS >= self.kv.pages) {
-            return Err(StepError::Inconsistent("a KV slot is not in the pool"));
-        }
-        Ok(())
+        step.check_indices(self.inputs.vocabulary, self.kv.pages)
+    }
+
+    /// Output rows of a step that a following one can name.
+    pub fn chained_rows(&self, step: &Step) -> u32 {
+        if self.bucket.tail.chains() { (step.outputs.len() as u32).min(CHAIN_ROWS) } else { 0 }
     }
 
     /// Size of a buffer in the device layout.
@@ -506,6 +299,7 @@ impl Plan {
             Buffer::Scratch => self.scratch_bytes,
             Buffer::Inputs => self.inputs.bytes,
             Buffer::Output => self.output_bytes,
+            Buffer::Chain => CHAIN_ROWS as u64 * 4,
         }
     }
 }
