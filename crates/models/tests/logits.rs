@@ -78,7 +78,9 @@ impl Evaluator<'_> {
                     let Op::KvAppend { k, v, .. } = *self.graph.op(append) else { panic!("no append") };
                     attend(of(q), of(k), of(v), spec)
                 }
-                Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => panic!("models end in logits"),
+                Op::Quantize { .. } | Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
+                    panic!("models end in logits")
+                }
             };
             values.push(value);
         }
