@@ -11,6 +11,7 @@
 //! alone (spans in parallel) or in a prompt.
 
 use crate::memory::SharedPtr;
+use crate::scratch::Scratch;
 use crate::simd::{Lanes, dispatch, exp};
 use crate::{Isa, Pool};
 use std::ops::Range;
@@ -33,7 +34,7 @@ pub(crate) trait KvElement: Copy + Send + Sync + 'static {
     /// The features of `V`; 16 elements at `p`.
     unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
     /// Values rounded to elements.
-    fn convert(isa: Isa, x: &[f32]) -> Vec<Self>;
+    fn convert(isa: Isa, x: &[f32]) -> Scratch<Self>;
 }
 
 impl KvElement for f32 {
@@ -42,8 +43,8 @@ impl KvElement for f32 {
         // SAFETY: the caller's promise.
         unsafe { V::load(p) }
     }
-    fn convert(_: Isa, x: &[f32]) -> Vec<f32> {
-        x.to_vec()
+    fn convert(_: Isa, x: &[f32]) -> Scratch<f32> {
+        Scratch::of(x.iter().copied())
     }
 }
 
@@ -54,8 +55,8 @@ impl KvElement for u16 {
         // SAFETY: the caller's promise.
         unsafe { V::load_f16(p) }
     }
-    fn convert(isa: Isa, x: &[f32]) -> Vec<u16> {
-        let mut out = vec![0; x.len()];
+    fn convert(isa: Isa, x: &[f32]) -> Scratch<u16> {
+        let mut out = Scratch::filled(x.len(), 0);
         crate::rows::to_f16(isa, x, &mut out);
         out
     }
@@ -138,16 +139,20 @@ struct Block {
 /// Running softmax of a block.
 struct State {
     /// Greatest score so far, per query.
-    top: Vec<f32>,
+    top: Scratch<f32>,
     /// Sum of exponentials, 16 lanes per query.
-    sum: Vec<f32>,
+    sum: Scratch<f32>,
     /// Weighted values `[query][padded dim]`.
-    out: Vec<f32>,
+    out: Scratch<f32>,
 }
 
 impl State {
     fn new(queries: usize, width: usize) -> State {
-        State { top: vec![LOWEST; queries], sum: vec![0.0; 16 * queries], out: vec![0.0; queries * width] }
+        State {
+            top: Scratch::filled(queries, LOWEST),
+            sum: Scratch::filled(16 * queries, 0.0),
+            out: Scratch::filled(queries * width, 0.0),
+        }
     }
     fn reset(&mut self) {
         self.top.fill(LOWEST);
@@ -200,8 +205,8 @@ impl<E: KvElement> Attention<'_, E> {
 
     /// Few blocks with a long context: spans in parallel, then merged in order.
     fn run_split(&self, pool: &Pool, blocks: &[Block], spans: usize, q: &[f32], out: SharedPtr<f32>) {
-        let queries: Vec<Vec<f32>> = blocks.iter().map(|b| self.gather(b, q)).collect();
-        let mut parts: Vec<State> = blocks.iter().flat_map(|b| (0..spans).map(|_| self.state(b))).collect();
+        let queries = Scratch::of(blocks.iter().map(|b| self.gather(b, q)));
+        let mut parts = Scratch::of((0..blocks.len() * spans).map(|i| self.state(&blocks[i / spans])));
         let shared = SharedPtr(parts.as_mut_ptr());
         pool.for_each_chunk(parts.len(), |_, range| {
             for i in range {
@@ -231,18 +236,17 @@ impl<E: KvElement> Attention<'_, E> {
     }
 
     /// Cuts the rows into runs of one sequence.
-    fn blocks(&self) -> Vec<Block> {
+    fn blocks(&self) -> Scratch<Block> {
         let most = (BLOCK_QUERIES / self.group()).max(1);
-        let mut blocks = Vec::new();
-        let mut first = 0;
-        while first < self.rows.len() {
+        // From one row on, the rest of its run: as many rows of its sequence as fit a block.
+        let run = |first: usize| {
             let same = |r: &Row<'_>| std::ptr::eq(r.pages, self.rows[first].pages);
-            let run = self.rows[first..].iter().take(most).take_while(|r| same(r)).count();
-            let rows = first..first + run;
-            blocks.extend((0..self.area.heads).map(|kv_head| Block { rows: rows.clone(), kv_head }));
-            first += run;
-        }
-        blocks
+            first..first + self.rows[first..].iter().take(most).take_while(|r| same(r)).count()
+        };
+        let starts = std::iter::successors(Some(0), |first| Some(run(*first).end)).take_while(|f| *f < self.rows.len());
+        let runs = Scratch::of(starts.take(self.rows.len()));
+        let heads = self.area.heads;
+        Scratch::of((0..runs.len() * heads).map(|i| Block { rows: run(runs[i / heads]), kv_head: i % heads }))
     }
 
     /// Spans that any row of the block sees.
@@ -254,9 +258,9 @@ impl<E: KvElement> Attention<'_, E> {
     }
 
     /// Scaled queries `[row · group + head][padded dim]`.
-    fn gather(&self, block: &Block, q: &[f32]) -> Vec<f32> {
+    fn gather(&self, block: &Block, q: &[f32]) -> Scratch<f32> {
         let (group, dim, width) = (self.group(), self.area.dim, self.area.padded());
-        let mut queries = vec![0f32; block.rows.len() * group * width];
+        let mut queries = Scratch::filled(block.rows.len() * group * width, 0f32);
         for (i, to) in queries.chunks_exact_mut(width).enumerate() {
             let (row, head) = (block.rows.start + i / group, block.kv_head * group + i % group);
             let from = &q[(row * self.heads + head) * dim..][..dim];
@@ -268,8 +272,9 @@ impl<E: KvElement> Attention<'_, E> {
     fn span(&self, block: &Block, span: usize, queries: &[f32], state: &mut State) {
         let group = self.group();
         let head = block.kv_head * self.area.head();
-        let limits: Vec<(usize, usize)> =
-            self.rows[block.rows.clone()].iter().flat_map(|r| std::iter::repeat_n((r.from, r.to), group)).collect();
+        let rows = &self.rows[block.rows.clone()];
+        let limit = |i: usize| (rows[i / group].from, rows[i / group].to);
+        let limits = Scratch::of((0..rows.len() * group).map(limit));
         let args = SpanArgs {
             q: queries,
             limits: &limits,

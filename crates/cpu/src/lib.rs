@@ -13,6 +13,7 @@ mod measure;
 mod memory;
 mod pool;
 mod rows;
+mod scratch;
 mod simd;
 
 pub use device::CpuDevice;

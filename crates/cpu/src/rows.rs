@@ -3,6 +3,7 @@
 //! Everything here works on one row at a time; the caller claims rows.
 
 use crate::Isa;
+use crate::scratch::Scratch;
 use crate::simd::{Lanes, dispatch, exp};
 use zinc_ir::graph::{Activation, Pairing};
 
@@ -85,9 +86,9 @@ pub(crate) fn argmax(isa: Isa, row: &[f32]) -> u32 {
 
 /// The `k` greatest values with their places, best first, lower places first among equals; NaN counts as the smallest
 /// number. `k` is at most the length of the row.
-pub(crate) fn top_k(row: &[f32], k: usize) -> Vec<(f32, u32)> {
+pub(crate) fn top_k(row: &[f32], k: usize) -> Scratch<(f32, u32)> {
     let number = |x: f32| if x.is_nan() { f32::MIN } else { x.max(f32::MIN) };
-    let mut all: Vec<(f32, u32)> = row.iter().enumerate().map(|(i, x)| (number(*x), i as u32)).collect();
+    let mut all = Scratch::of(row.iter().enumerate().map(|(i, x)| (number(*x), i as u32)));
     let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
     if k < all.len() {
         all.select_nth_unstable_by(k, order);

@@ -249,7 +249,7 @@ fn reference(graph: &Graph, weights: &Bytes, tokens: &[u32]) -> Vec<Vec<f64>> {
                 };
                 (0..tokens.len()).map(|t| (0..spec.heads as usize).flat_map(|h| head(t, h)).collect()).collect()
             }
-            Op::Quantize { .. } | Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
+            Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
                 unreachable!("what the compiler adds")
             }
         };

@@ -131,8 +131,6 @@ pub struct Engine {
     /// Batches that the device has, oldest first.
     flight: VecDeque<InFlight>,
     depth: usize,
-    /// Programs whose launches are measured: then one step runs at a time.
-    profiled: Vec<ProgramId>,
     /// Memory of earlier batches.
     spare: Vec<Batch>,
     output: StepOutput,
@@ -189,7 +187,6 @@ impl Engine {
             chosen: None,
             flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
             depth,
-            profiled: vec![],
             spare: vec![],
             output: StepOutput::None,
             next_id: 0,
@@ -292,13 +289,15 @@ impl Engine {
     }
 
     /// Chooses the next step's rows and compiles their plan, so that the next [`Engine::step`] only runs. Gives the
-    /// program that it will run or wait for; `None` if there is nothing to do.
+    /// program whose results that will give, perhaps of a step that the device already has; `None` if there is nothing to
+    /// do.
     pub fn prepare_step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Option<Program>, EngineError> {
         self.choose();
-        match &self.chosen {
-            Some(batch) => self.prepare(batch.bucket, progress).map(Some),
-            None => Ok(self.flight.front().map(|f| f.program.clone())),
-        }
+        let chosen = match &self.chosen {
+            Some(batch) => Some(self.prepare(batch.bucket, progress)?),
+            None => None,
+        };
+        Ok(self.flight.front().map(|f| f.program.clone()).or(chosen))
     }
 
     /// As [`Engine::step_into`], with the events in a vector of their own.
@@ -338,9 +337,8 @@ impl Engine {
 
     /// Chooses a batch if there is room on the device and enough is known.
     fn choose(&mut self) {
-        let depth = if self.profiled.is_empty() { self.depth } else { 1 };
         let known = self.flight.back().is_none_or(|last| last.batch.can_be_followed());
-        if self.chosen.is_some() || self.flight.len() >= depth || !known {
+        if self.chosen.is_some() || self.flight.len() >= self.depth || !known {
             return;
         }
         let mut batch = self.spare.pop().unwrap_or_else(Batch::new);
@@ -404,13 +402,14 @@ impl Engine {
         Ok(program)
     }
 
+    /// How many buckets have been compiled.
+    pub fn programs(&self) -> usize {
+        self.programs.len()
+    }
+
     /// Turns measuring of single launches on or off for a program; gives the times of its last run, in the plan's
     /// order, if the device can tell.
     pub fn profile(&mut self, program: &Program, on: bool) -> Option<Vec<Duration>> {
-        self.profiled.retain(|id| *id != program.id);
-        if on {
-            self.profiled.push(program.id);
-        }
         self.device.profile(program.id, on)
     }
 }

@@ -208,6 +208,11 @@ pub trait Device: Send {
         1
     }
 
+    /// Time that `wait` has spent with nothing to do, over all steps; `None` if the host computes them itself.
+    fn waited(&self) -> Option<Duration> {
+        None
+    }
+
     /// Runs one step to its end and gives its output. No ticket may be open.
     fn run(&mut self, program: ProgramId, step: &Step) -> Result<StepOutput, DeviceError> {
         let ticket = self.submit(program, step)?;

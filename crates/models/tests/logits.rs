@@ -78,7 +78,7 @@ impl Evaluator<'_> {
                     let Op::KvAppend { k, v, .. } = *self.graph.op(append) else { panic!("no append") };
                     attend(of(q), of(k), of(v), spec)
                 }
-                Op::Quantize { .. } | Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
+                Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
                     panic!("models end in logits")
                 }
             };

@@ -60,6 +60,8 @@ struct Flight {
     chained: u32,
     /// When the last step was seen to have ended.
     ended: Instant,
+    /// Time spent waiting.
+    waited: Duration,
 }
 
 /// A step in flight.
@@ -76,7 +78,13 @@ struct Open {
 
 impl Flight {
     fn new() -> Flight {
-        Flight { open: VecDeque::with_capacity(MOST_IN_FLIGHT), tickets: 0, chained: 0, ended: Instant::now() }
+        Flight {
+            open: VecDeque::with_capacity(MOST_IN_FLIGHT),
+            tickets: 0,
+            chained: 0,
+            ended: Instant::now(),
+            waited: Duration::ZERO,
+        }
     }
 
     fn clear(&mut self) {
@@ -252,9 +260,11 @@ impl Device for VulkanDevice {
         program.slots[open.slot].open = false;
         // It began when it was there and the one before had ended.
         let begun = open.submitted.max(flight.ended);
-        let left = program.expected.saturating_sub(begun.elapsed());
+        let asked = Instant::now();
+        let left = program.expected.saturating_sub(asked - begun);
         queue.wait_expecting(open.value, left, "running a step")?;
         flight.ended = Instant::now();
+        flight.waited += flight.ended - asked;
         program.expected = flight.ended - begun;
         program.ran = Some(open.slot);
         program.slots[open.slot].output(&program.plan, open.rows, output);
@@ -263,6 +273,10 @@ impl Device for VulkanDevice {
 
     fn depth(&self) -> usize {
         MOST_IN_FLIGHT
+    }
+
+    fn waited(&self) -> Option<Duration> {
+        Some(self.flight.waited)
     }
 
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>> {

@@ -216,10 +216,10 @@ fn read_on(
     let mut events = vec![];
     let mut meter = Meter::new();
     loop {
-        let before = Instant::now();
+        let (before, known) = (Instant::now(), engine.programs());
         engine.prepare_step(&mut |p| meter.device(p))?;
         meter.clear();
-        let start = Instant::now();
+        let start = if engine.programs() > known { Instant::now() } else { before };
         timing.compile += start - before;
         engine.step_into(&mut events, &mut |_| ())?;
         let spent = if tokens.is_empty() { &mut timing.prompt } else { &mut timing.generation };

@@ -6,6 +6,7 @@ use super::program::{Kind, ProductSpec, Program, RowOp, Slot, Work};
 use crate::attention::{Attention, KvElement, Row, append};
 use crate::matmul::{Product, multiply};
 use crate::memory::SharedPtr;
+use crate::scratch::Scratch;
 use crate::{Activations, Isa, Pool, rows};
 use std::time::{Duration, Instant};
 use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
@@ -17,6 +18,8 @@ use zinc_ir::sample;
 pub(super) struct Values {
     slots: Vec<Vec<f32>>,
     tokens: Vec<u32>,
+    /// Rotations of every table: `[token][2][pairs]`.
+    turns: Vec<Vec<f32>>,
 }
 
 /// One step in progress.
@@ -32,22 +35,18 @@ pub(super) struct Run<'a> {
     pub(super) step: &'a Step,
     /// Tokens of the step before.
     pub(super) chain: &'a [u32],
-    /// Rotations of every table: `[token][2][pairs]`.
-    pub(super) turns: Vec<Vec<f32>>,
 }
 
-/// The rotations of all rows for every table of the graph.
-pub(super) fn turns(pool: &Pool, graph: &Graph, step: &Step) -> Vec<Vec<f32>> {
+/// Computes the rotations of all rows for every table of the graph.
+fn turn(pool: &Pool, graph: &Graph, step: &Step, turns: &mut Vec<Vec<f32>>) {
     let rows = step.positions.len();
-    let table = |rope: &zinc_ir::graph::Rope| {
-        let width = 2 * rope.inv_freq.len();
-        let mut table = vec![0f32; rows * width];
-        each_row(pool, &mut table, rows, |t, out| {
+    turns.resize_with(graph.ropes().len(), Vec::new);
+    for (rope, table) in graph.ropes().iter().zip(turns) {
+        table.resize(rows * 2 * rope.inv_freq.len(), 0.0);
+        each_row(pool, table, rows, |t, out| {
             rotations(&rope.inv_freq, rope.magnitude, step.positions[t], out);
         });
-        table
-    };
-    graph.ropes().iter().map(table).collect()
+    }
 }
 
 /// `f(row, values)` for all rows of a matrix, in parallel.
@@ -66,6 +65,7 @@ impl Run<'_> {
     /// Runs everything; adds the time of each work to its launch if asked.
     pub(super) fn run(&mut self, mut times: Option<&mut [Duration]>, output: &mut StepOutput) {
         self.values.slots.resize_with(self.program.slots.len(), Vec::new);
+        turn(self.pool, self.graph, self.step, &mut self.values.turns);
         let program = self.program;
         for work in &program.works {
             let start = times.is_some().then(Instant::now);
@@ -144,29 +144,8 @@ impl Run<'_> {
                 }
                 self.values.slots[*out] = buffer;
             }
-            Kind::Argmax { x } => {
-                let (cols, isa) = (self.program.slots[*x], self.isa);
-                let x = &self.values.slots[*x][..rows * cols];
-                let best = |row: &[f32]| match rows::argmax(isa, row) {
-                    best if row[best as usize] > f32::MIN => best,
-                    // NaN, if it was not skipped: a plain search tells whether there is a number at all.
-                    _ => match rows::top_k(row, 1)[0] {
-                        (value, best) if value > f32::MIN => best,
-                        _ => u32::MAX,
-                    },
-                };
-                self.values.tokens = x.chunks_exact(cols).map(best).collect();
-            }
-            Kind::Sample { x, k } => {
-                let cols = self.program.slots[*x];
-                let rows = self.values.slots[*x].chunks_exact(cols).zip(&self.step.draws);
-                let tokens = rows.map(|(row, draw)| {
-                    let best = rows::top_k(row, *k);
-                    let values: Vec<f32> = best.iter().map(|b| b.0).collect();
-                    sample::pick(&values, draw).map_or(u32::MAX, |i| best[i].1)
-                });
-                self.values.tokens = tokens.collect();
-            }
+            Kind::Argmax { x } => self.argmax(*x, rows),
+            Kind::Sample { x, k } => self.sample(*x, *k),
             Kind::TopK { x, k, out } => {
                 let mut buffer = self.take(*out, rows);
                 let cols = self.program.slots[*x];
@@ -174,13 +153,39 @@ impl Run<'_> {
                 each_row(self.pool, &mut buffer, rows, |t, out| {
                     let (values, columns) = out.split_at_mut(*k);
                     let best = rows::top_k(&x[t * cols..(t + 1) * cols], *k);
-                    for ((value, column), (v, c)) in values.iter_mut().zip(columns).zip(best) {
-                        (*value, *column) = (v, f32::from_bits(c));
+                    for ((value, column), (v, c)) in values.iter_mut().zip(columns).zip(&*best) {
+                        (*value, *column) = (*v, f32::from_bits(*c));
                     }
                 });
                 self.values.slots[*out] = buffer;
             }
         }
+    }
+
+    fn argmax(&mut self, x: Slot, rows: usize) {
+        let (cols, isa) = (self.program.slots[x], self.isa);
+        let Values { slots, tokens, .. } = &mut *self.values;
+        let best = |row: &[f32]| match rows::argmax(isa, row) {
+            best if row[best as usize] > f32::MIN => best,
+            // NaN, if it was not skipped: a plain search tells whether there is a number at all.
+            _ => match rows::top_k(row, 1)[0] {
+                (value, best) if value > f32::MIN => best,
+                _ => u32::MAX,
+            },
+        };
+        tokens.clear();
+        tokens.extend(slots[x][..rows * cols].chunks_exact(cols).map(best));
+    }
+
+    fn sample(&mut self, x: Slot, k: usize) {
+        let cols = self.program.slots[x];
+        let Values { slots, tokens, .. } = &mut *self.values;
+        tokens.clear();
+        tokens.extend(slots[x].chunks_exact(cols).zip(&self.step.draws).map(|(row, draw)| {
+            let best = rows::top_k(row, k);
+            let values = Scratch::of(best.iter().map(|b| b.0));
+            sample::pick(&values, draw).map_or(u32::MAX, |i| best[i].1)
+        }));
     }
 
     fn products(&mut self, rows: usize, x: Slot, norm: Option<(WeightId, f32)>, list: &[ProductSpec]) {
@@ -203,36 +208,30 @@ impl Run<'_> {
                 }
             }
         }
-        let mut outs: Vec<Vec<f32>> = list
-            .iter()
-            .map(|p| {
-                let mut out = self.take(p.out, rows);
-                if let Some(from) = p.residual.filter(|r| *r != p.out) {
-                    let size = out.len();
-                    out.copy_from_slice(&self.values.slots[from][..size]);
-                }
-                out
-            })
-            .collect();
+        let mut outs = Scratch::of(list.iter().map(|p| {
+            let mut out = self.take(p.out, rows);
+            if let Some(from) = p.residual.filter(|r| *r != p.out) {
+                let size = out.len();
+                out.copy_from_slice(&self.values.slots[from][..size]);
+            }
+            out
+        }));
         let model = &*self.model;
-        let mut products: Vec<Product<'_>> = list
-            .iter()
-            .zip(&mut outs)
-            .map(|(p, out)| {
-                let weights = model.matrix(p.weight);
-                Product {
-                    weights,
-                    glu: p.glu.map(|(up, act)| (model.matrix(up), act)),
-                    bias: p.bias.map(|b| model.vector(b)),
-                    accumulate: p.residual.is_some(),
-                    out,
-                    stride: weights.rows(),
-                }
-            })
-            .collect();
+        let mut products = Scratch::of(list.iter().zip(&mut *outs).map(|(p, out)| {
+            let weights = model.matrix(p.weight);
+            Product {
+                weights,
+                glu: p.glu.map(|(up, act)| (model.matrix(up), act)),
+                bias: p.bias.map(|b| model.vector(b)),
+                accumulate: p.residual.is_some(),
+                out,
+                stride: weights.rows(),
+            }
+        }));
         multiply(self.pool, self.activations, &mut products);
-        for (p, out) in list.iter().zip(outs) {
-            self.values.slots[p.out] = out;
+        drop(products);
+        for (p, out) in list.iter().zip(&mut *outs) {
+            self.values.slots[p.out] = std::mem::take(out);
         }
     }
 
@@ -247,12 +246,12 @@ impl Run<'_> {
         let other = |slot: Slot, t: usize| &slots[slot][t * cols..(t + 1) * cols];
         let turns = |rope: RopeId, t: usize| {
             let width = 2 * self.graph.ropes()[rope.index()].inv_freq.len();
-            &self.turns[rope.index()][t * width..(t + 1) * width]
+            &self.values.turns[rope.index()][t * width..(t + 1) * width]
         };
         each_row(self.pool, &mut buffer, rows, |t, row| match op {
             RowOp::Scale(factor) => rows::scale(row, factor),
             RowOp::Norm { weight, eps } => {
-                let copy = row.to_vec();
+                let copy = Scratch::of(row.iter().copied());
                 rows::rms_norm(isa, &copy, model.vector(weight), eps, row);
             }
             RowOp::Bias(weight) => rows::add(isa, row, model.vector(weight)),
@@ -281,7 +280,7 @@ impl Run<'_> {
             let pages = &step.pages[step.sequence[t] as usize][..];
             Row { from: to.saturating_sub(window), to, pages }
         };
-        let rows: Vec<Row<'_>> = (0..step.tokens.len()).map(row).collect();
+        let rows = Scratch::of((0..step.tokens.len()).map(row));
         let attention = Attention {
             isa: self.isa,
             area: layer.area,

@@ -149,7 +149,6 @@ impl Device for CpuDevice {
             isa: self.isa,
             act: plan.act,
             graph: &plan.graph,
-            turns: execute::turns(&self.pool, &plan.graph, step),
             model,
             program: &prepared.program,
             values: &mut prepared.values,

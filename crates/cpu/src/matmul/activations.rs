@@ -8,6 +8,7 @@
 
 use super::format::BLOCK;
 use crate::memory::SharedPtr;
+use crate::scratch::Scratch;
 use crate::simd::{Lanes, dispatch};
 use crate::{Isa, Pool};
 use zinc_ir::plan::ActPrecision;
@@ -96,7 +97,7 @@ impl Activations {
         let this = &*self;
         let quantize = quantize_fn(self.isa);
         pool.for_each_chunk(slots, |_, range| {
-            let mut values = vec![0f32; padded];
+            let mut values = Scratch::filled(padded, 0f32);
             for slot in range {
                 if slot < tokens {
                     row(slot, &mut values[..cols]);

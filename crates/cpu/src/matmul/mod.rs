@@ -14,6 +14,7 @@ pub(crate) mod packed;
 use crate::Pool;
 use crate::memory::SharedPtr;
 use crate::rows::gate;
+use crate::scratch::Scratch;
 use activations::{Activations, Group};
 use format::{BLOCK, TILE};
 use packed::Packed;
@@ -45,13 +46,13 @@ pub struct Product<'a> {
 /// # Panics
 /// When shapes do not match: it is the caller's plan that guarantees them.
 pub fn multiply(pool: &Pool, x: &Activations, products: &mut [Product<'_>]) {
-    let jobs: Vec<Job<'_>> = products.iter_mut().map(|p| Job::new(p, x)).collect();
+    let jobs = Scratch::of(products.iter_mut().map(|p| Job::new(p, x)));
     let tiles: usize = jobs.iter().map(|j| j.weights.tiles()).sum();
     let chunks = x.groups().div_ceil(CHUNK_GROUPS);
     pool.for_each_chunk(tiles * chunks, |_, range| {
         for item in range {
             let (chunk, mut tile) = (item / tiles, item % tiles);
-            for j in &jobs {
+            for j in &*jobs {
                 if tile < j.weights.tiles() {
                     j.run(tile, x, chunk);
                     break;

@@ -3,6 +3,9 @@
 //! ```text
 //! pp N: one prompt of N tokens      tg N: N steps of one token      each: warm-up, then R runs ─► mean ± deviation
 //! ```
+//!
+//! Host time is what the thread that drives the device spends per token on choosing, building, submitting and reading
+//! steps: all but waiting.
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::failure::usage;
@@ -75,6 +78,8 @@ struct Kind {
 struct Measured {
     test: Test,
     rates: Vec<f64>,
+    /// Host time per token of each run, in microseconds; none if the host computes the steps itself.
+    host: Vec<f64>,
     kinds: Option<BTreeMap<&'static str, Kind>>,
     roofline: Option<Roofline>,
 }
@@ -94,6 +99,10 @@ impl Measured {
     /// Test and size, e.g. `tg128`.
     fn name(&self) -> String {
         format!("{}{}", self.test.name, self.test.tokens)
+    }
+
+    fn host(&self) -> Option<f64> {
+        (!self.host.is_empty()).then(|| self.host.iter().sum::<f64>() / self.host.len() as f64)
     }
 
     /// Sample standard deviation, 0 of a single run.
@@ -137,13 +146,14 @@ fn measure(
     limits: Option<&Limits>,
     interrupt: &Interrupt,
 ) -> Result<Measured> {
-    let programs = once(session, test, 0, interrupt)?.1;
-    let mut rates = vec![];
+    let programs = once(session, test, 0, interrupt)?.programs;
+    let (mut rates, mut host) = (vec![], vec![]);
     for repetition in 0..arguments.repetitions {
-        let (time, _) = once(session, test, repetition as u64 + 1, interrupt)?;
-        rates.push(test.tokens as f64 / time.as_secs_f64());
+        let run = once(session, test, repetition as u64 + 1, interrupt)?;
+        rates.push(test.tokens as f64 / run.time.as_secs_f64());
+        host.extend(run.host.map(|time| time.as_secs_f64() * 1e6 / test.tokens as f64));
     }
-    let mut measured = Measured { test, rates, kinds: None, roofline: None };
+    let mut measured = Measured { test, rates, host, kinds: None, roofline: None };
     if !arguments.profile && limits.is_none() {
         return Ok(measured);
     }
@@ -162,8 +172,16 @@ fn measure(
     Ok(measured)
 }
 
-/// Runs a test with its own random tokens; gives the time of all steps and the programs they used.
-fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> Result<(Duration, Vec<Program>)> {
+/// What a run took, and the programs it used.
+struct Run {
+    time: Duration,
+    /// Of which the host did not wait.
+    host: Option<Duration>,
+    programs: Vec<Program>,
+}
+
+/// Runs a test with its own random tokens.
+fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> Result<Run> {
     let engine = &mut session.engine;
     engine.forget_prefixes();
     let mut random = Random::new(seed);
@@ -172,20 +190,24 @@ fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> 
     engine.submit(Request { prompt, predict: Some(test.predict), ..Request::default() })?;
     let mut meter = Meter::new();
     let mut programs: Vec<Program> = vec![];
-    let mut time = Duration::ZERO;
+    let (mut time, waited, mut events) = (Duration::ZERO, engine.device().waited(), vec![]);
     while !engine.is_idle() {
+        let (before, known) = (Instant::now(), engine.programs());
         if let Some(program) = engine.prepare_step(&mut |p| meter.device(p))?
             && programs.last().is_none_or(|last| last.id != program.id)
         {
             programs.push(program);
         }
+        // Compiling is not measured, choosing and building a step is.
+        let start = if engine.programs() > known { Instant::now() } else { before };
         meter.clear();
-        let start = Instant::now();
-        engine.step(&mut |_| ())?;
+        engine.step_into(&mut events, &mut |_| ())?;
+        events.clear();
         time += start.elapsed();
         interrupt.check()?;
     }
-    Ok((time, programs))
+    let waited = engine.device().waited().zip(waited).map(|(after, before)| after - before);
+    Ok(Run { time, host: waited.map(|waited| time.saturating_sub(waited)), programs })
 }
 
 /// A run with measuring on.
@@ -270,11 +292,11 @@ fn draw(session: &Session, results: &[Measured], file: &Path) -> Result<()> {
 
 fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
     let spec = &session.source.model.spec;
-    print_line("| model | size | params | device | act | kv | test | t/s |")?;
-    print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: |")?;
+    print_line("| model | size | params | device | act | kv | test | t/s | host µs/token |")?;
+    print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: | ---: |")?;
     for r in results {
         print_line(&format!(
-            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {}{} | {:.2} ± {:.2} |",
+            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {}{} | {:.2} ± {:.2} | {} |",
             session.source.name,
             spec.weight_bytes() as f64 / (1 << 20) as f64,
             spec.parameters() as f64 / 1e6,
@@ -285,6 +307,7 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
             r.test.tokens,
             r.mean(),
             r.deviation(),
+            r.host().map_or("–".into(), |host| format!("{host:.1}")),
         ))?;
     }
     for r in results {
@@ -335,7 +358,8 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
             });
             json!({
                 "test": r.name(),
-                "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates, "launches": kinds,
+                "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates,
+                "host_microseconds_per_token": r.host(), "launches": kinds,
                 "roofline": r.roofline.as_ref().map(Roofline::json),
             })
         })
@@ -359,7 +383,7 @@ mod tests {
     #[test]
     fn deviation_is_that_of_a_sample() {
         let test = Test { name: "pp", tokens: 1, prompt: 1, predict: 1 };
-        let of = |rates: Vec<f64>| Measured { test, rates, kinds: None, roofline: None };
+        let of = |rates: Vec<f64>| Measured { test, rates, host: vec![], kinds: None, roofline: None };
         assert_eq!(of(vec![1.0, 3.0]).mean(), 2.0);
         assert!((of(vec![1.0, 3.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
         assert_eq!(of(vec![5.0]).deviation(), 0.0);
