@@ -4,7 +4,6 @@
 //! Many rows (prompts): `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an
 //! answer for every graph.
 
-mod argmax;
 mod args;
 mod attention;
 mod attention_tiled;
@@ -17,7 +16,6 @@ mod qkv;
 mod quantize;
 mod rope_append;
 mod rows;
-mod sample;
 mod top_k;
 
 use crate::Template;
@@ -57,7 +55,6 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::ADD,
     &rows::BIAS,
     &rows::SCALE,
-    &argmax::ARGMAX,
+    &rows::ARGMAX,
     &top_k::TOP_K,
-    &top_k::SAMPLE,
 ];

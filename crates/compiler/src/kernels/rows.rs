@@ -2,6 +2,8 @@
 
 use super::args::{Args, single};
 use super::dot;
+// Listed among the row operations, made with the other choices of tokens.
+pub(super) use super::top_k::argmax::ARGMAX;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};

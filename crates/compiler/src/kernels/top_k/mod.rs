@@ -8,10 +8,12 @@
 //! columns among equals; NaN counts as the smallest number. Where a token is to be drawn, the last pass does that too
 //! (`sample`).
 
-use super::argmax::Token;
+pub(super) mod argmax;
+mod sample;
+
+use self::argmax::Token;
 use super::args::launch;
 use super::rows::for_items;
-use super::sample;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, LaunchSketch, Region};
 use zinc_ir::graph::Op;
@@ -20,17 +22,9 @@ use zinc_ir::plan::Input;
 
 pub(super) static TOP_K: Template = Template {
     name: "top_k",
-    summary: "the k largest values of each row with their columns",
+    summary: "the k largest values of each row with their columns, or a token drawn from them",
     fused: false,
-    matches: |f, node| matches!(f.op(node), Op::TopK { .. }).then(|| vec![node]),
-    emit,
-};
-
-pub(super) static SAMPLE: Template = Template {
-    name: "sample",
-    summary: "a token drawn from the k largest values of each row",
-    fused: false,
-    matches: |f, node| matches!(f.op(node), Op::Sample { .. }).then(|| vec![node]),
+    matches: |f, node| matches!(f.op(node), Op::TopK { .. } | Op::Sample { .. }).then(|| vec![node]),
     emit,
 };
 

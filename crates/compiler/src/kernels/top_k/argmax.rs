@@ -6,15 +6,15 @@
 //!
 //! The lowest column wins among equals, whichever workgroup or lane has it. A short row is one chunk.
 
-use super::args::{Args, launch};
-use super::rows::workgroup;
+use crate::kernels::args::{Args, launch};
+use crate::kernels::rows::workgroup;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, LaunchSketch, Region};
 use zinc_ir::graph::Op;
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::plan::CHAIN_ROWS;
 
-pub(super) static ARGMAX: Template = Template {
+pub(in crate::kernels) static ARGMAX: Template = Template {
     name: "argmax",
     summary: "column of the largest value",
     fused: false,

@@ -7,7 +7,7 @@
 //! Each lane has its candidates; sums of integers up to each of them make every choice a count of candidates. Rounding
 //! is the same as in `pick`, operation by operation.
 
-use super::rows::for_items;
+use crate::kernels::rows::for_items;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
 use zinc_ir::sample::{self, LOG2_E, LOWEST, POWER, WEIGHT_BITS};
 
