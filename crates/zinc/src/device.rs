@@ -6,9 +6,11 @@
 
 use crate::args::ComputeArgs;
 use crate::folders;
+use crate::measured::{self, Freshness};
 use anyhow::{Context, Result, bail};
 use std::str::FromStr;
 use zinc_ir::device::Device;
+use zinc_ir::measured::Measured;
 use zinc_vulkan::{DeviceReport, DeviceType};
 
 /// What `--device` asks for.
@@ -81,6 +83,29 @@ fn auto(compute: &ComputeArgs) -> Result<Opened> {
             Err(error) => cpu(compute, format!("{} cannot be used: {error:#}", gpu.name)),
         },
         None => cpu(compute, no_gpu(&devices)),
+    }
+}
+
+/// What the device that [`open`] takes was measured to attain; measured now if that has not been done.
+pub(crate) fn limits(compute: &ComputeArgs) -> Result<Measured> {
+    let cache = if compute.no_cache { None } else { Some(folders::cache()?) };
+    let gpu = match compute.device {
+        Choice::Cpu => None,
+        Choice::Vulkan(wanted) => {
+            let devices = list()?;
+            let index = wanted.map_or_else(|| best(&devices), Ok)?;
+            let count = devices.len();
+            let found = devices.into_iter().find(|d| d.index == index);
+            Some(found.with_context(|| format!("no Vulkan device {index}; there are {count} (see `zinc devices`)"))?)
+        }
+        Choice::Auto => {
+            let devices = zinc_vulkan::list_devices().unwrap_or_default();
+            devices.into_iter().filter(is_real).max_by_key(rank)
+        }
+    };
+    match gpu {
+        Some(gpu) => measured::of_gpu(&gpu, cache, Freshness::Stored),
+        None => measured::of_cpu(compute.threads, cache, Freshness::Stored),
     }
 }
 

@@ -5,8 +5,6 @@
 //!                                                 └─ absent, damaged, another version ─► measure ─► stored
 //! ```
 
-use crate::args::ComputeArgs;
-use crate::device::{self, Choice};
 use crate::folders;
 use crate::output::say;
 use anyhow::{Context, Result};
@@ -24,25 +22,6 @@ pub(crate) enum Freshness {
     Stored,
     /// Measured now, and stored.
     Now,
-}
-
-/// The limits of the device that these arguments take.
-pub(crate) fn of_choice(compute: &ComputeArgs) -> Result<Measured> {
-    let cache = if compute.no_cache { None } else { Some(folders::cache()?) };
-    let opened = device::open(compute)?;
-    if opened.is_cpu {
-        return of_cpu(compute.threads, cache, Freshness::Stored);
-    }
-    // Two equal cards have equal limits: which of them it is does not matter.
-    let description = opened.device.description();
-    let devices = zinc_vulkan::list_devices()?;
-    let same = |d: &&DeviceReport| match compute.device {
-        Choice::Vulkan(Some(index)) => d.index == index,
-        _ => description.starts_with(&format!("{} (", d.name)) && description.contains(&d.driver_info),
-    };
-    let gpu = devices.iter().find(same).with_context(|| format!("{description} is not in the list of devices"))?;
-    drop(opened);
-    of_gpu(gpu, cache, Freshness::Stored)
 }
 
 /// The limits of a Vulkan device.

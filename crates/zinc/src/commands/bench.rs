@@ -8,9 +8,9 @@
 //! steps: all but waiting.
 
 use crate::args::{ComputeArgs, ModelArgs};
+use crate::device;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
-use crate::measured;
 use crate::output::{print, print_line, say};
 use crate::progress::Meter;
 use crate::roofline::{self, Expected, Limits, Ran, Roofline};
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let interrupt = Interrupt::install()?;
     // Before the model takes the memory.
     let limits = match arguments.roofline {
-        true => Some(Limits::new(measured::of_choice(&arguments.compute)?)),
+        true => Some(Limits::new(device::limits(&arguments.compute)?)),
         false => None,
     };
     let context = arguments.prompt.max(arguments.generate).max(1);
