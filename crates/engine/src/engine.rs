@@ -131,6 +131,8 @@ pub struct Engine {
     /// Batches that the device has, oldest first.
     flight: VecDeque<InFlight>,
     depth: usize,
+    /// Program of the step that was waited for last.
+    ran: Option<Program>,
     /// Memory of earlier batches.
     spare: Vec<Batch>,
     output: StepOutput,
@@ -187,6 +189,7 @@ impl Engine {
             chosen: None,
             flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
             depth,
+            ran: None,
             spare: vec![],
             output: StepOutput::None,
             next_id: 0,
@@ -324,6 +327,7 @@ impl Engine {
                 self.abandon(oldest.batch);
                 return Err(error.into());
             }
+            self.ran = Some(oldest.program);
             // Nobody waits for a batch whose sequences have all ended before.
             let wanted = self.scheduler.has_part_of(&oldest.batch);
             self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);
@@ -405,6 +409,11 @@ impl Engine {
     /// How many buckets have been compiled.
     pub fn programs(&self) -> usize {
         self.programs.len()
+    }
+
+    /// The program of the step that the last [`Engine::step`] ended with: the device may be at work on others.
+    pub fn ran(&self) -> Option<&Program> {
+        self.ran.as_ref()
     }
 
     /// Turns measuring of single launches on or off for a program; gives the times of its last run, in the plan's

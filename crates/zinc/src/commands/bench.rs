@@ -251,10 +251,12 @@ fn profiled_run(session: &mut Session, test: Test, interrupt: &Interrupt) -> Res
     let mut profile = Profile { ran: vec![], time: Duration::ZERO };
     let mut known: HashMap<ProgramId, Vec<Expected>> = HashMap::new();
     let mut past = 0;
-    while let Some(program) = engine.prepare_step(&mut |_| ())? {
+    while !engine.is_idle() {
         let start = Instant::now();
         engine.step(&mut |_| ())?;
         profile.time += start.elapsed();
+        // Not the program chosen last, which the device may just be starting.
+        let Some(program) = engine.ran().cloned() else { break };
         let plan = &program.plan;
         let rows = if past < test.prompt { plan.bucket.tokens.min(test.prompt - past) } else { 1 };
         let Some(times) = engine.profile(&program, true) else { break };
