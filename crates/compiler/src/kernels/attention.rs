@@ -55,7 +55,10 @@ pub(super) const NONE: f32 = -1e30;
 /// Query heads that a lane has registers for.
 const MOST_HEADS: u32 = 6;
 
-/// Query heads per tile out of a group that shares a KV head.
+/// How many tiles of [`zinc_ir::device::Caps::parallel_tiles`] make one compute unit's share.
+const TILES_PER_UNIT: u32 = 8;
+
+/// Most query heads per tile out of a group that shares a KV head.
 fn heads_at_once(group: u32) -> u32 {
     group.div_ceil(group.div_ceil(MOST_HEADS))
 }
@@ -96,11 +99,18 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     let rows = ctx.bucket.tokens;
     let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(SPLIT) };
     let group = spec.heads / spec.kv_heads;
+    // Fewer heads a tile are less work one after the other; K and V are then read again, from the cache. That pays
+    // while compute units would have nothing to do.
+    let mut heads = heads_at_once(group);
+    let tiles = |heads: u32| splits * spec.kv_heads * group.div_ceil(heads) * rows;
+    while heads > 1 && tiles(heads) * TILES_PER_UNIT < ctx.caps.parallel_tiles {
+        heads = (1..heads).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1);
+    }
     Ok(Shape {
         spec,
         kv: ctx.kv.ty,
         group,
-        heads: heads_at_once(group),
+        heads,
         team,
         each,
         at_once: if each <= 8 { 4 } else { 1 },

@@ -7,12 +7,13 @@
 //! An RMS norm in front costs no pass of its own: Σ w·(x·g) and Σ x² are accumulated in the same loop, and the factor
 //! 1/√(mean x² + eps) is applied to the finished sums.
 
+use super::dot_blocks::{self, Flight};
+use super::dot_floats;
 use super::quantize::RowLayout;
-use super::{dot_blocks, dot_floats};
 use std::collections::BTreeMap;
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Type, Val};
-use zinc_ir::quant::{QuantFormat, Run, UNIT, Unit};
+use zinc_ir::quant::{Loads, QuantFormat, Run, UNIT, Unit};
 
 /// A weight row to multiply with.
 #[derive(Clone, Copy)]
@@ -73,15 +74,15 @@ pub(crate) fn unit_at<'b>(b: &'b Builder, weight: &Weight, base: Val<'b>, row: V
     let per_block = block_elems / UNIT;
     let block = row * (weight.cols / block_elems) + unit / per_block;
     let planes = plane_offsets(weight);
-    Unit { b, base, planes, block, sub: unit % per_block, turn: b.u32(0) }
+    Unit { b, base, planes, block, sub: unit % per_block, turn: b.u32(0), loads: Loads::Direct }
 }
 
-/// Sums `rows[r] · inputs[n]`, the same in all lanes, as `[r][n]`; normalised if a norm is in front. `unroll` is the
-/// number of steps over quantized inputs between two branches.
+/// Sums `rows[r] · inputs[n]`, the same in all lanes, as `[r][n]`; normalised if a norm is in front. `flight`
+/// concerns quantized inputs.
 pub(crate) fn dot<'a, 'b>(
     b: &'b Builder,
     subgroup: u32,
-    unroll: u32,
+    flight: Flight,
     rows: &[WeightRow<'a, 'b>],
     inputs: &Inputs<'b>,
 ) -> Vec<Vec<Val<'b>>> {
@@ -89,7 +90,7 @@ pub(crate) fn dot<'a, 'b>(
     let (acc, eps) = match inputs.kind {
         InputKind::Floats(norm) => (dot_floats::accumulate(b, subgroup, rows, inputs, norm), norm.map(|n| n.eps)),
         InputKind::Blocks(layout, eps) => {
-            (dot_blocks::accumulate(b, (subgroup, unroll), rows, inputs, layout, eps.is_some()), eps)
+            (dot_blocks::accumulate(b, (subgroup, flight), rows, inputs, layout, eps.is_some()), eps)
         }
     };
     let total: Vec<Val<'b>> = acc.into_iter().map(Val::subgroup_add).collect();

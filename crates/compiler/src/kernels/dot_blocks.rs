@@ -11,13 +11,23 @@
 
 use super::dot::{Inputs, WeightRow, by_format, plane_offsets};
 use super::quantize::RowLayout;
+use std::cell::RefCell;
 use zinc_ir::kernel::{Builder, Type, Val};
-use zinc_ir::quant::{QuantFormat, Run, UNIT, Unit, Weights};
+use zinc_ir::quant::{Loads, QuantFormat, Run, UNIT, Unit, Weights};
+
+/// What a lane has under way of each row's weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Flight {
+    /// Units loaded together: 1, or 2, as a pair where the format has one.
+    pub(crate) units: u32,
+    /// The next ones are loaded before these are multiplied. Costs registers, hence subgroups.
+    pub(crate) ahead: bool,
+}
 
 /// This lane's sums `[r][n]` over its units, then the inputs' squares `[n]` if `norm`.
 pub(super) fn accumulate<'a, 'b>(
     b: &'b Builder,
-    (subgroup, unroll): (u32, u32),
+    (subgroup, flight): (u32, Flight),
     rows: &[WeightRow<'a, 'b>],
     inputs: &Inputs<'b>,
     layout: RowLayout,
@@ -27,26 +37,62 @@ pub(super) fn accumulate<'a, 'b>(
     let units = rows[0].weight.cols / UNIT;
     let dot = Dot { b, subgroup, rows, inputs, layout, norm };
     let mut acc = vec![b.f32(0.0); r * n + if norm { n } else { 0 }];
-    let span = if rows.iter().all(|r| r.weight.format.emit_pair.is_some()) { 2 } else { 1 };
+    let pairs = rows.iter().all(|r| r.weight.format.emit_pair.is_some());
+    let span = if pairs && flight.units.is_multiple_of(2) { 2 } else { 1 };
+    let unroll = flight.units / span;
     let steps = units / (subgroup * span);
-    let step = |i: Val<'b>, acc: &[Val<'b>]| dot.add(i * (subgroup * span), b.lane(), span, None, acc);
-    let looped = if steps <= unroll { 0 } else { steps / unroll * unroll };
-    if looped > 0 {
-        acc = b.for_(b.u32(0), b.u32(looped), unroll, &acc, |i, acc| {
-            (0..unroll).fold(acc.to_vec(), |acc, k| step(i + k, &acc))
+    let full = |i: Val<'b>| Step { first: i * (subgroup * span), lane: b.lane(), span, real: None };
+    let fulls = |from: Val<'b>, count: u32| (0..count).map(|k| full(from + k)).collect::<Vec<_>>();
+    let groups = steps / unroll;
+    let mut last = vec![];
+    if groups > 1 && !flight.ahead {
+        acc = b.for_(b.u32(0), b.u32(groups * unroll), unroll, &acc, |i, acc| {
+            let steps = fulls(i, unroll);
+            dot.consume(&steps, dot.issue(&steps), acc.to_vec())
         });
+    } else if groups > 0 {
+        // While one group is multiplied, the weights of the next are under way.
+        let first = dot.issue(&fulls(b.u32(0), unroll));
+        let count = first.len();
+        let init: Vec<Val<'b>> = first.into_iter().chain(acc).collect();
+        let end = b.u32((groups - 1) * unroll);
+        let state = match groups {
+            1 => init,
+            _ => b.for_(b.u32(0), end, unroll, &init, |i, state| {
+                let next = dot.issue(&fulls(i + unroll, unroll));
+                let (now, acc) = state.split_at(count);
+                let acc = dot.consume(&fulls(i, unroll), now.to_vec(), acc.to_vec());
+                next.into_iter().chain(acc).collect()
+            }),
+        };
+        acc = state[count..].to_vec();
+        last.push((fulls(end, unroll), state[..count].to_vec()));
     }
-    acc = (looped..steps).fold(acc, |acc, i| step(b.u32(i), &acc));
-    // What is left is less than a step: single units, and surplus lanes add zero.
+    // What is left: steps that make no group, then less than a step in single units, where surplus lanes add zero.
+    let mut rest = fulls(b.u32(groups * unroll), steps % unroll);
     let mut done = steps * subgroup * span;
     while done < units {
         let busy = (units - done).min(subgroup);
         let real = (busy < subgroup).then(|| b.lane().lt(busy));
         let lane = if busy < subgroup { b.lane().min(b.u32(busy - 1)) } else { b.lane() };
-        acc = dot.add(b.u32(done), lane, 1, real, &acc);
+        rest.push(Step { first: b.u32(done), lane, span: 1, real });
         done += busy;
     }
-    acc
+    let loaded = dot.issue(&rest);
+    last.push((rest, loaded));
+    last.into_iter().fold(acc, |acc, (steps, loaded)| dot.consume(&steps, loaded, acc))
+}
+
+/// One unit, or a pair, per lane.
+#[derive(Clone, Copy)]
+struct Step<'b> {
+    /// Units of the row before it.
+    first: Val<'b>,
+    /// Number of the lane among those that take part.
+    lane: Val<'b>,
+    span: u32,
+    /// False where the lane only repeats another's.
+    real: Option<Val<'b>>,
 }
 
 /// What all steps share.
@@ -73,26 +119,63 @@ struct Place<'b> {
 }
 
 impl<'b> Dot<'_, '_, 'b> {
-    /// Adds `span` units per lane of every row, `first` units into the row, to the accumulators; nothing where `real` is
-    /// false.
-    fn add(&self, first: Val<'b>, lane: Val<'b>, span: u32, real: Option<Val<'b>>, acc: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Loads the weights of some steps.
+    fn issue(&self, steps: &[Step<'b>]) -> Vec<Val<'b>> {
+        let rows = steps.iter().flat_map(|step| self.rows.iter().map(move |row| (step, row)));
+        rows.flat_map(|(step, row)| {
+            let place = self.place(row.weight.format, step);
+            let unit = self.unit(row, place, Loads::Record(RefCell::default()));
+            emit(row.weight.format, &unit, step.span);
+            match unit.loads {
+                Loads::Record(list) => list.into_inner(),
+                _ => unreachable!("made as a record"),
+            }
+        })
+        .collect()
+    }
+
+    /// Adds the steps whose weights are `loaded` to the accumulators.
+    fn consume(&self, steps: &[Step<'b>], loaded: Vec<Val<'b>>, acc: Vec<Val<'b>>) -> Vec<Val<'b>> {
+        let (mut acc, mut loaded) = (acc, loaded.into_iter());
+        for step in steps {
+            let decoded: Vec<Vec<Run<'b>>> = self
+                .rows
+                .iter()
+                .map(|row| {
+                    let place = self.place(row.weight.format, step);
+                    let unit = self.unit(row, place, Loads::Replay(RefCell::new(std::mem::take(&mut loaded))));
+                    let runs = emit(row.weight.format, &unit, step.span);
+                    loaded = match unit.loads {
+                        Loads::Replay(rest) => rest.into_inner(),
+                        _ => unreachable!("made as a replay"),
+                    };
+                    runs
+                })
+                .collect();
+            acc = self.add(step, &decoded, acc);
+        }
+        acc
+    }
+
+    /// Adds a step's weights times its inputs.
+    fn add(&self, step: &Step<'b>, decoded: &[Vec<Run<'b>>], acc: Vec<Val<'b>>) -> Vec<Val<'b>> {
         let n = self.inputs.rows.len();
-        let mut acc = acc.to_vec();
+        let mut acc = acc;
         for (group, members) in by_format(self.rows).iter().enumerate() {
             let format = self.rows[members[0]].weight.format;
-            let place = self.place(format, first, lane, span);
-            let decoded: Vec<Vec<Run<'b>>> = members.iter().map(|&i| self.decode(&self.rows[i], place, span)).collect();
+            let place = self.place(format, step);
             let block = format.device_block();
-            let cols: Vec<Val<'b>> = decoded[0].iter().map(|run| place.lane_block * block + run.col).collect();
-            for runs in sharing_a_scale(&decoded[0]) {
+            let runs = &decoded[members[0]];
+            let cols: Vec<Val<'b>> = runs.iter().map(|run| place.lane_block * block + run.col).collect();
+            for runs in sharing_a_scale(runs) {
                 for j in 0..n {
-                    let x = self.input(j, &runs, place.col, &cols, real);
+                    let x = self.input(j, &runs, place.col, &cols, step.real);
                     if self.norm && group == 0 {
                         let at = self.rows.len() * n + j;
                         acc[at] = acc[at] + x.squares;
                     }
-                    for (weights, &i) in decoded.iter().zip(members) {
-                        acc[i * n + j] = self.add_runs(weights, &runs, &x, acc[i * n + j]);
+                    for &i in members {
+                        acc[i * n + j] = self.add_runs(&decoded[i], &runs, &x, acc[i * n + j]);
                     }
                 }
             }
@@ -100,32 +183,29 @@ impl<'b> Dot<'_, '_, 'b> {
         acc
     }
 
-    fn place(&self, format: &QuantFormat, first: Val<'b>, lane: Val<'b>, span: u32) -> Place<'b> {
+    fn place(&self, format: &QuantFormat, step: &Step<'b>) -> Place<'b> {
         let units = format.device_block() / UNIT;
-        let per_block = units / span;
+        let per_block = units / step.span;
         // Steps of 512 columns and more start at a block and keep the inputs' order.
         if (self.subgroup * UNIT).is_multiple_of(512) {
-            let (lane_block, sub) = (lane / per_block, lane % per_block);
-            return Place { block: first / units, col: first * UNIT, lane_block, sub };
+            let (lane_block, sub) = (step.lane / per_block, step.lane % per_block);
+            return Place { block: step.first / units, col: step.first * UNIT, lane_block, sub };
         }
-        let at = first / span + lane;
+        let at = step.first / step.span + step.lane;
         Place { block: self.b.u32(0), col: self.b.u32(0), lane_block: at / per_block, sub: at % per_block }
     }
 
-    fn decode(&self, row: &WeightRow<'_, 'b>, place: Place<'b>, span: u32) -> Vec<Run<'b>> {
+    fn unit(&self, row: &WeightRow<'_, 'b>, place: Place<'b>, loads: Loads<'b>) -> Unit<'b> {
         let weight = row.weight;
         let blocks = weight.cols / weight.format.device_block();
-        let unit = Unit {
+        Unit {
             b: self.b,
             base: row.base,
             planes: plane_offsets(weight),
             block: row.row * blocks + place.block + place.lane_block,
             sub: place.sub,
             turn: (self.b.lane() >> 2) & 1,
-        };
-        match (span, weight.format.emit_pair) {
-            (2, Some(emit)) => emit(&unit).into(),
-            _ => (weight.format.emit_unit)(&unit).into(),
+            loads,
         }
     }
 
@@ -181,6 +261,14 @@ impl<'b> Dot<'_, '_, 'b> {
             Some(bias) => b.fma(bias, x.sum, acc),
             None => acc,
         }
+    }
+}
+
+/// The runs of one unit or, for `span` 2, of a pair.
+fn emit<'b>(format: &QuantFormat, unit: &Unit<'b>, span: u32) -> Vec<Run<'b>> {
+    match (span, format.emit_pair) {
+        (2, Some(emit)) => emit(unit).into(),
+        _ => (format.emit_unit)(unit).into(),
     }
 }
 

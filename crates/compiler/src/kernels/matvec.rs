@@ -11,6 +11,7 @@
 
 use super::args::{Args, launch};
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
+use super::dot_blocks::Flight;
 use super::quantize::{self, Blocks, RowLayout};
 use super::rows::for_items;
 use crate::select::Finder;
@@ -227,8 +228,8 @@ pub(super) struct Shape {
     pub(super) rows: u32,
     /// How many times.
     pub(super) turns: u32,
-    /// Steps over a row's units between two branches.
-    pub(super) unroll: u32,
+    /// What is loaded at once.
+    pub(super) flight: Flight,
 }
 
 impl Shape {
@@ -236,37 +237,42 @@ impl Shape {
     pub(super) fn tile(self) -> u32 {
         self.subgroups * self.rows * self.turns
     }
-    /// A shape for `m` weight rows and `n` input rows. Four rows of one weight read the inputs half as often as two, but
-    /// pay only where there are tiles to spare (docs/internals/performance.md); so do turns.
-    fn choose(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Shape {
-        let subgroups = ctx.subgroups();
+    /// A shape for `m` weight rows and `n` input rows of a tile whose subgroups work each for itself. Many subgroups with
+    /// two rows and little in flight each do best (docs/internals/performance.md); with F32 inputs, which cost registers,
+    /// four rows of one weight where there are tiles to spare.
+    fn choose(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32, integers: bool) -> Shape {
+        let subgroups = if integers { largest(ctx) } else { ctx.subgroups() };
         let spare = m.div_ceil(subgroups * 4) >= ctx.caps.parallel_tiles;
         let rows = match n {
-            1 if sets == 1 && spare => 4,
+            1 if sets == 1 && spare && !integers => 4,
             1 | 2 => 2,
             _ => 1,
         };
         let tiles = m.div_ceil(subgroups * rows);
-        let turns = (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8);
-        Shape {
-            subgroups: super::knob("LM_S", subgroups),
-            rows: super::knob("LM_R", rows),
-            turns: super::knob("LM_N", turns),
-            unroll: super::knob("LM_U", 1),
-        }
+        let share = if integers { ctx.caps.parallel_tiles / 2 } else { ctx.caps.parallel_tiles * 4 };
+        let turns = (tiles / share.max(1)).clamp(1, 8);
+        Shape { subgroups, rows, turns, flight: Flight { units: 1, ahead: true } }
     }
 
-    /// A shape whose tile is whole blocks, since the tile quantizes its rows.
-    fn of_blocks(ctx: &Ctx<'_>, sets: u32, n: u32) -> Shape {
-        let most = (ctx.caps.max_workgroup / ctx.caps.subgroup_size).clamp(1, 16);
-        let subgroups = (512 / ctx.caps.subgroup_size).clamp(1, most).next_power_of_two().min(most);
-        let rows = if n * sets == 1 { 2 } else { 1 };
-        let rows = if UNIT.is_multiple_of(subgroups * rows) { rows } else { 1 };
-        let k = if sets == 2 { "GLU" } else { "RES" };
-        let (subgroups, rows) = (super::knob(&format!("{k}_S"), subgroups), super::knob(&format!("{k}_R"), rows));
-        let tile = super::knob(&format!("{k}_T"), UNIT);
-        Shape { subgroups, rows, turns: tile / (subgroups * rows), unroll: super::knob(&format!("{k}_U"), 1) }
+    /// A shape whose tile is one block of 32 rows, since the tile quantizes its rows. Where there is a tile for each
+    /// compute unit and no more, its subgroups have the registers for two rows and loads ahead; where there are more,
+    /// it is better that several tiles fit.
+    fn of_blocks(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Shape {
+        let most = largest(ctx);
+        let one_each = m / UNIT * TILES_PER_UNIT <= ctx.caps.parallel_tiles;
+        let (subgroups, rows) = if sets * n == 1 { (most, 2) } else { ((most / 2).max(1), 1) };
+        let flight = Flight { units: 2, ahead: one_each && sets * n == 1 };
+        Shape { subgroups, rows, turns: UNIT / (subgroups * rows), flight }
     }
+}
+
+/// How many tiles of [`zinc_ir::device::Caps::parallel_tiles`] make one compute unit's share.
+const TILES_PER_UNIT: u32 = 8;
+
+/// Subgroups of the largest workgroup that is still worth having: 512 lanes, at most 16, a power of two.
+fn largest(ctx: &Ctx<'_>) -> u32 {
+    let most = ctx.caps.max_workgroup.min(512) / ctx.caps.subgroup_size;
+    1 << most.clamp(1, 16).ilog2()
 }
 
 /// Declares the arguments of `n` input rows.
@@ -340,8 +346,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let weights: Vec<_> = parts.products.iter().map(|w| ctx.graph.weight_of(*w)).collect();
     let sets = weights.len() as u32;
     let shape = match parts.quantized {
-        Some(_) => Shape::of_blocks(ctx, sets, n),
-        None => Shape::choose(ctx, sets, m, n),
+        Some(_) => Shape::of_blocks(ctx, sets, m, n),
+        None => Shape::choose(ctx, sets, m, n, ctx.quantized(parts.source.x).is_some()),
     };
     let sg = ctx.caps.subgroup_size;
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
@@ -388,7 +394,7 @@ impl<'b> Products<'_, 'b> {
         let sets = self.weights.iter().zip(&self.bases);
         let rows: Vec<WeightRow<'_, 'b>> =
             sets.flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row })).collect();
-        dot::dot(self.b, self.sg, self.shape.unroll, &rows, &self.inputs)
+        dot::dot(self.b, self.sg, self.shape.flight, &rows, &self.inputs)
     }
 }
 

@@ -19,9 +19,6 @@ mod rows;
 mod top_k;
 
 use crate::Template;
-pub(crate) fn knob(n: &str, d: u32) -> u32 {
-    std::env::var(format!("ZT_{n}")).ok().and_then(|v| v.parse().ok()).unwrap_or(d)
-}
 pub(crate) use dot::takes_bytes;
 
 /// Bytes of a quantized row of `cols` values.

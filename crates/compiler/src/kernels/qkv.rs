@@ -11,6 +11,7 @@
 
 use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
+use super::dot_blocks::Flight;
 use super::matvec::{self, Source};
 use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
 use crate::select::Finder;
@@ -158,27 +159,22 @@ struct Cut {
     tile: u32,
     subgroups: u32,
     rows: u32,
-    unroll: u32,
+    flight: Flight,
 }
 
 fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     let heads: u32 = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).rows / head_dim).sum();
     let whole = parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim));
     let mut tile = head_dim;
-    while !whole
-        && tile.is_multiple_of(4)
-        && tile > super::knob("QKV_TILE", 16)
-        && heads * (head_dim / tile) < ctx.caps.parallel_tiles * super::knob("QKV_P", 2)
-    {
+    while !whole && tile.is_multiple_of(4) && tile > 16 && heads * (head_dim / tile) < ctx.caps.parallel_tiles * 2 {
         tile /= 2;
     }
     let rows = if n <= 2 && tile.is_multiple_of(2) { 2 } else { 1 };
-    let rows = super::knob("QKV_R", rows);
-    let mut subgroups = super::knob("QKV_S", ctx.subgroups());
+    let mut subgroups = ctx.subgroups();
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
-    Cut { head_dim, tile, subgroups, rows, unroll: super::knob("QKV_U", 1) }
+    Cut { head_dim, tile, subgroups, rows, flight: Flight { units: 1, ahead: true } }
 }
 
 /// Does the rotation leave a part of the head alone? Then a tile must be a whole head.
@@ -298,7 +294,7 @@ fn products<'b>(group: &[&Tile<'_, 'b>], inputs: &Inputs<'b>) {
             .iter()
             .map(|i| WeightRow { weight, base, row: choose(&|t| t.head * cut.head_dim + t.element(*i)) })
             .collect();
-        let values = dot::dot(b, group[0].ctx.caps.subgroup_size, cut.unroll, &rows, inputs);
+        let values = dot::dot(b, group[0].ctx.caps.subgroup_size, cut.flight, &rows, inputs);
         b.if_(b.lane().eq(0), || {
             for (local, of_row) in local.iter().zip(&values) {
                 for (j, value) in of_row.iter().enumerate() {

@@ -27,6 +27,7 @@ mod q6_k;
 mod q8_0;
 
 use crate::kernel::{Builder, Scalar, Type, Val};
+use std::cell::RefCell;
 
 /// Weights per unit.
 pub const UNIT: u32 = 32;
@@ -171,13 +172,33 @@ pub struct Unit<'b> {
     /// U32 0 or 1: which of two pieces 16 bytes apart to read first. Eight neighbouring lanes, four with each order,
     /// then touch eight different groups of memory banks where one order would touch four.
     pub turn: Val<'b>,
+    /// Whether loads are emitted here, or were before.
+    pub loads: Loads<'b>,
+}
+
+/// How a unit gets its bytes. Recording and replaying take apart what an emitter writes in one piece: a kernel can have
+/// the loads of many units under way before it decodes the first.
+pub enum Loads<'b> {
+    /// Loads as the decoding asks for them.
+    Direct,
+    /// The same, and keeps what was loaded; nobody uses the decoding.
+    Record(RefCell<Vec<Val<'b>>>),
+    /// Takes what was recorded for the same unit, in the same order.
+    Replay(RefCell<std::vec::IntoIter<Val<'b>>>),
 }
 
 impl<'b> Unit<'b> {
     /// Loads `ty` at byte `offset` + `imm` of this block's part of plane `plane`, whose blocks have `bytes`.
     pub fn load(&self, ty: Type, plane: usize, bytes: u32, offset: Val<'b>, imm: u32, align: u8) -> Val<'b> {
+        if let Loads::Replay(recorded) = &self.loads {
+            return recorded.borrow_mut().next().expect("as many loads as were recorded");
+        }
         let at = self.block * bytes + offset;
-        self.b.load_at(ty, self.base, at, self.planes[plane] + imm, align, true)
+        let value = self.b.load_at(ty, self.base, at, self.planes[plane] + imm, align, true);
+        if let Loads::Record(list) = &self.loads {
+            list.borrow_mut().push(value);
+        }
+        value
     }
     /// Loads 16 bytes; see [`Unit::load`].
     pub fn load16(&self, plane: usize, bytes: u32, offset: Val<'b>, imm: u32) -> [Val<'b>; 4] {

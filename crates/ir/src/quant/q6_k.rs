@@ -17,7 +17,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
         Plane { offset: 208, bytes: 2 },
     ],
     emit_unit,
-    emit_pair: Some(emit_pair),
+    emit_pair: None,
 };
 
 fn decode_block(block: &[u8], out: &mut [f32]) {
@@ -33,14 +33,10 @@ fn decode_block(block: &[u8], out: &mut [f32]) {
 
 fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let (half, quarter) = (u.sub >> 2, u.sub & 3);
+    let low = u.load16(0, 128, u.sub * 16, 0);
     let high = u.load16(1, 64, half * 32 + (quarter & 1) * 16, 0);
-    runs(u, half, quarter, high.map(|h| h >> (quarter & 2)))
-}
-
-/// The weights of 16 nibble bytes; `high` has their high bits at bit 0 and, for the second run, at bit 4.
-fn runs<'b>(u: &Unit<'b>, half: Val<'b>, quarter: Val<'b>, high: [Val<'b>; 4]) -> [Run<'b>; 2] {
-    let low = u.load16(0, 128, half * 64 + quarter * 16, 0);
     let d = u.load_f16(3, 2, 0);
+    let shift = quarter & 2;
     [0, 1].map(|run| {
         let sub_scale = u.load(Type::Vec(Scalar::I8, 1), 2, 16, half * 8 + quarter, run * 4, 1).to_f32();
         let scale = d * sub_scale;
@@ -48,7 +44,7 @@ fn runs<'b>(u: &Unit<'b>, half: Val<'b>, quarter: Val<'b>, high: [Val<'b>; 4]) -
             col: half * 128 + quarter * 16 + run * 64,
             weights: Weights::Bytes {
                 packed: [0, 1, 2, 3].map(|i| {
-                    let bits = (high[i] >> (run * 4)) & 0x0303_0303;
+                    let bits = (high[i] >> (shift + run * 4)) & 0x0303_0303;
                     (low[i] >> (run * 4)) & 0x0f0f_0f0f | bits << 4
                 }),
                 signed: false,
@@ -57,16 +53,4 @@ fn runs<'b>(u: &Unit<'b>, half: Val<'b>, quarter: Val<'b>, high: [Val<'b>; 4]) -
             },
         }
     })
-}
-
-/// Two units that have their high bits in the same bytes.
-fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
-    let (half, odd) = (u.sub >> 1, u.sub & 1);
-    let high = u.load16(1, 64, u.sub * 16, 0);
-    let [a, b] = [u.turn, u.turn ^ 1].map(|second| {
-        let shift = second * 2;
-        runs(u, half, odd + shift, high.map(|h| h >> shift))
-    });
-    let ([a, b], [c, d]) = (a, b);
-    [a, b, c, d]
 }
