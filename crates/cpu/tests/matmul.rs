@@ -25,7 +25,8 @@ impl Random {
 /// Offsets of the 16-bit scales within a file block.
 fn scale_offsets(format: &QuantFormat) -> &'static [usize] {
     match format.name {
-        "Q4_0" | "Q5_0" | "Q8_0" => &[0],
+        "Q4_0" | "Q5_0" | "Q8_0" | "IQ3_XXS" | "IQ3_S" | "IQ4_NL" | "IQ4_XS" => &[0],
+        "Q3_K" => &[108],
         "Q4_1" | "Q5_1" | "Q4_K" | "Q5_K" => &[0, 2],
         "Q6_K" => &[208],
         _ => &[],
@@ -42,6 +43,8 @@ fn weights(format: &QuantFormat, rows: usize, cols: usize, random: &mut Random) 
             "F32" => block.copy_from_slice(&random.float().to_le_bytes()),
             "F16" => block.copy_from_slice(&f16::from_f32(random.float()).to_le_bytes()),
             "BF16" => block.copy_from_slice(&half::bf16::from_f32(random.float()).to_le_bytes()),
+            // 2^(e - 128), within what F32 sums can hold.
+            "MXFP4" => block[0] = 110 + (block[0] & 15),
             _ => {
                 for &at in scale_offsets(format) {
                     let scale = f16::from_f32(random.float() * 0.01).to_le_bytes();

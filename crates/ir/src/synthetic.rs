@@ -21,7 +21,7 @@
 //! What a word becomes is told by the [`Fill`] of its [`Field`].
 
 use crate::graph::Weight;
-use crate::quant::QuantFormat;
+use crate::quant::{QuantFormat, grids};
 use half::{bf16, f16};
 
 /// A part of a block and what fills it.
@@ -38,15 +38,29 @@ pub struct Field {
 /// How words become content; `w` is the word of the definition at the same place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fill {
-    /// `w | set`: quants. Setting every quant's lowest bit makes symmetric formats free of zeros, with mean 0.
+    /// `w & !clear | set`: quants. Setting every quant's lowest bit makes symmetric formats free of zeros, with mean 0.
     Quants {
         /// Bits set.
         set: u32,
+        /// Bits cleared.
+        clear: u32,
     },
     /// Two bytes: the half `halves[pick]`.
     Scale {
         /// Choices.
         halves: [u16; 4],
+    },
+    /// The same bits everywhere.
+    Constant {
+        /// The word; of shorter fields its low bytes.
+        word: u32,
+    },
+    /// One byte: an exponent, `base`, and one more in `up` of 256 blocks.
+    Exponent {
+        /// Smaller choice.
+        base: u8,
+        /// Blocks of 256 that take the larger one.
+        up: u32,
     },
     /// Four bytes: scale (low) and minimum (high), `pairs[pick]`.
     ScaleMin {
@@ -113,9 +127,7 @@ impl Recipe {
     /// The recipe of a matrix with rows of `fan_in` weights: mean 0, variance 1 / `fan_in`.
     pub fn matrix(format: &QuantFormat, fan_in: u32) -> Recipe {
         let std = 1.0 / (fan_in.max(1) as f64).sqrt();
-        let quants = |offset, bytes, set| Field { offset, bytes, fill: Fill::Quants { set } };
-        // Root mean square of a quant about its middle: of the odd numbers below `half`, or of all levels about 0.5.
-        let odd = |half: f64| ((half * half - 1.0) / 3.0).sqrt();
+        // Root mean square of all levels about their middle.
         let even = |levels: f64| ((levels * levels - 1.0) / 12.0).sqrt();
         // The same of the sub-block scales 2, 3, 4, 5.
         let sub = 13.5_f64.sqrt();
@@ -136,13 +148,21 @@ impl Recipe {
             "Q8_0" => vec![scale(0, odd(128.0)), quants(2, 32, 0x0101_0101)],
             "Q4_K" => vec![scale_min(sub * even(16.0), 7.5), packed, quants(16, 128, 0)],
             "Q5_K" => vec![scale_min(sub * even(32.0), 15.5), packed, quants(16, 32, 0), quants(48, 128, 0)],
+            // Odd scales and odd levels are never zero.
+            "Q3_K" => vec![
+                quants(0, 32, 0),
+                quants(32, 64, 0x5555_5555),
+                quants(96, 8, 0x1111_1111),
+                quants(104, 4, 0),
+                scale(108, odd(32.0) * odd(4.0)),
+            ],
             "Q6_K" => vec![
                 quants(0, 128, 0x1111_1111),
                 quants(128, 64, 0),
                 Field { offset: 192, bytes: 16, fill: Fill::ByteScales },
                 scale(208, sub * odd(32.0)),
             ],
-            other => unreachable!("{other}: a format without a recipe (every row of FORMATS is tested to have one)"),
+            other => code_book(other, std),
         };
         Recipe::new(format, fields)
     }
@@ -171,8 +191,8 @@ impl Recipe {
         for field in &self.fields {
             let (offset, bytes) = (field.offset as usize, field.bytes as usize);
             let out = &mut out[offset..offset + bytes];
-            if let Fill::Scale { halves } = field.fill {
-                out.copy_from_slice(&halves[(key & 3) as usize].to_le_bytes());
+            if bytes < 4 {
+                out.copy_from_slice(&field.word(key, 0).to_le_bytes()[..bytes]);
                 continue;
             }
             for (i, out) in out.chunks_exact_mut(4).enumerate() {
@@ -183,13 +203,15 @@ impl Recipe {
 }
 
 impl Field {
-    /// Word `i` of the field in the block with this key. (A scale alone has no whole word: its half, zero-extended.)
+    /// Word `i` of the field in the block with this key. (A field of one or two bytes is no whole word: zero-extended.)
     pub fn word(&self, key: u32, i: u32) -> u32 {
         let w = |i: u32| word(key, self.offset + 4 * i);
         let sub = |w: u32| (w & 0x0303_0303) + 0x0202_0202;
         match self.fill {
-            Fill::Quants { set } => w(i) | set,
+            Fill::Quants { set, clear } => w(i) & !clear | set,
             Fill::Scale { halves } => halves[(key & 3) as usize] as u32,
+            Fill::Constant { word } => word,
+            Fill::Exponent { base, up } => base as u32 + (key >> 24 < up) as u32,
             Fill::ScaleMin { pairs } => pairs[(key & 3) as usize],
             Fill::PackedScales if i < 2 => sub(w(0)),
             Fill::PackedScales => sub(w(1)) * 0x11,
@@ -197,6 +219,65 @@ impl Field {
             Fill::Floats { sign, base, mask } => w(i) & sign | (base + (w(i) & mask)),
         }
     }
+}
+
+fn quants(offset: u32, bytes: u32, set: u32) -> Field {
+    Field { offset, bytes, fill: Fill::Quants { set, clear: 0 } }
+}
+
+fn constant(offset: u32, bytes: u32, word: u32) -> Field {
+    Field { offset, bytes, fill: Fill::Constant { word } }
+}
+
+/// Root mean square of the odd numbers below `half`, of both signs.
+fn odd(half: f64) -> f64 {
+    ((half * half - 1.0) / 3.0).sqrt()
+}
+
+/// The fields of a format whose levels come out of a table.
+fn code_book(format: &str, std: f64) -> Vec<Field> {
+    let scale = |halves| Field { offset: 0, bytes: 2, fill: Fill::Scale { halves } };
+    // Formats whose levels have a mean: half of the blocks with a negative scale.
+    let both_signs = |rms: f64| {
+        let [a, b, c, d] = halves(std / rms);
+        scale([a, b | 1 << 15, c | 1 << 15, d])
+    };
+    // Sub-blocks have the smallest scales that there are: larger ones would make the half denormal.
+    match format {
+        "IQ3_XXS" => vec![
+            scale(halves(std / grids::rms(&grids::IQ3_XXS, grids::IQ3_XXS_LEVELS) * 4.0)),
+            quants(2, 64, 0),
+            Field { offset: 66, bytes: 32, fill: Fill::Quants { set: 0, clear: 0xf000_0000 } },
+        ],
+        "IQ3_S" => vec![
+            scale(halves(std / grids::rms(&grids::IQ3_S, grids::IQ3_S_LEVELS))),
+            quants(2, 64, 0),
+            quants(66, 8, 0),
+            quants(74, 32, 0),
+            constant(106, 4, 0),
+        ],
+        "IQ4_NL" => vec![both_signs(IQ4_RMS), quants(2, 16, 0)],
+        // 33 - 32.
+        "IQ4_XS" => vec![both_signs(IQ4_RMS), constant(2, 2, 0xaaaa), constant(4, 4, 0x1111_1111), quants(8, 128, 0)],
+        "MXFP4" => {
+            vec![Field { offset: 0, bytes: 1, fill: exponent(std / E2M1_ODD_RMS) }, quants(1, 16, 0x1111_1111)]
+        }
+        other => unreachable!("{other}: a format without a recipe (every row of FORMATS is tested to have one)"),
+    }
+}
+
+/// Root mean square of the levels of IQ4_NL and IQ4_XS.
+const IQ4_RMS: f64 = 67.438_861;
+
+/// Root mean square of the levels of MXFP4 with the lowest bit set: 1, 3, 6, 12.
+const E2M1_ODD_RMS: f64 = 6.892_024;
+
+/// Powers of two `2^(e - 128)` whose root mean square is `target`.
+fn exponent(target: f64) -> Fill {
+    let log2 = target.log2().floor();
+    // Mean square: 4^log2 · (1 + 3 · up / 256).
+    let up = ((target / 2f64.powf(log2)).powi(2) - 1.0) / 3.0 * 256.0;
+    Fill::Exponent { base: (log2 + 128.0) as u8, up: up.round() as u32 }
 }
 
 /// Four neighbouring halves with 6 or 7 significant bits whose root mean square is about `target`. So few bits keep

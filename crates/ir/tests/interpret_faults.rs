@@ -234,6 +234,16 @@ fn subgroup_operations_with_missing_lanes() {
 }
 
 #[test]
+fn words_beyond_a_table() {
+    fine("", "%0: u32 = table lane, 5, 6, 7, 8");
+    let f = fault("", "%0: u32 = table lane, 5, 6, 7");
+    assert_fault!(f.clone(), FaultKind::TableIndex { index: 3, len: 3 });
+    assert_eq!(f.lane % 4, 3);
+    // Only where the lane takes part.
+    fine("", "%0: bool = ne lane, 3\nif %0 {\n%1: u32 = table lane, 5, 6, 7\n}");
+}
+
+#[test]
 fn undefined_arithmetic() {
     let f = fault("", "%0: u32 = add lane, 29\n%1: u32 = shl 1, %0");
     assert_fault!(f.clone(), FaultKind::Shift { by: 32, width: 32 });

@@ -66,6 +66,9 @@ fn types_of_arithmetic() {
     type_error("%0: f32 = extract 1.0, 1", "existing lane");
     type_error("%0: i32 = dot4_ss $n, 1, 2", "accumulates in i32");
     type_error("%0: u32 = dot4_ss $n, 1, 2_i32", "gives i32");
+    type_error("%0: u32 = table 1.0, 5", "is a u32");
+    type_error("%0: f32 = table $n, 5", "gives a u32");
+    type_error("%0: u32 = table $n", "1 to 4096 words");
     type_error("%0: f16 = subgroup_add 0x3c00_f16", "take i32, u32 and f32");
     type_error("%0: u32 = shuffle_xor $n, 32", "below the subgroup size");
     type_error("%0: u32 = shuffle $n, 1.0", "is a u32");

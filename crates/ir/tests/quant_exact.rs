@@ -62,7 +62,8 @@ macro_rules! exact {
 
 exact! {
     f32 "F32", f16 "F16", bf16 "BF16", q4_0 "Q4_0", q4_1 "Q4_1", q5_0 "Q5_0", q5_1 "Q5_1",
-    q8_0 "Q8_0", q4_k "Q4_K", q5_k "Q5_K", q6_k "Q6_K",
+    q8_0 "Q8_0", q3_k "Q3_K", q4_k "Q4_K", q5_k "Q5_K", q6_k "Q6_K", iq3_xxs "IQ3_XXS",
+    iq3_s "IQ3_S", iq4_nl "IQ4_NL", iq4_xs "IQ4_XS", mxfp4 "MXFP4",
 }
 
 #[test]

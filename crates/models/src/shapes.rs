@@ -80,29 +80,62 @@ pub struct Mix {
     /// Name, as in file names.
     pub name: &'static str,
     base: &'static str,
-    /// Format of the attention values and of the way back from the feed-forward block in some layers.
-    better: &'static str,
-    better_in: fn(values: bool, layer: u32, layers: u32) -> bool,
+    /// Formats of matrices that the mix treats better in some layers; nothing: `base`.
+    better: fn(part: Part, layer: u32, layers: u32) -> Option<&'static str>,
     /// Format of the output matrix (the embedding table, where it is both).
     output: &'static str,
 }
 
-/// All mixes.
-pub static MIXES: &[Mix] = &[
-    Mix { name: "q4_k_m", base: "Q4_K", better: "Q6_K", better_in: outer_and_each_third, output: "Q6_K" },
-    Mix { name: "q4_k_s", base: "Q4_K", better: "Q5_K", better_in: first, output: "Q6_K" },
-    Mix { name: "q5_k_m", base: "Q5_K", better: "Q6_K", better_in: outer_and_each_third, output: "Q6_K" },
-    Mix { name: "q5_k_s", base: "Q5_K", better: "Q5_K", better_in: first, output: "Q6_K" },
-];
-
-/// The first eighth of the layers, the last, and every third between.
-fn outer_and_each_third(_: bool, i: u32, n: u32) -> bool {
-    i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+/// A matrix of a layer that mixes treat better than the others.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Part {
+    /// Attention values.
+    Values,
+    /// The way back from the attention.
+    Back,
+    /// The way back from the feed-forward block.
+    Down,
 }
 
-/// The first four layers for values, the first eighth otherwise.
-fn first(values: bool, i: u32, n: u32) -> bool {
-    if values { i < 4 } else { i < n / 8 }
+/// All mixes.
+pub static MIXES: &[Mix] = &[
+    Mix { name: "q4_k_m", base: "Q4_K", better: outer_and_each_third, output: "Q6_K" },
+    Mix { name: "q4_k_s", base: "Q4_K", better: first, output: "Q6_K" },
+    Mix { name: "q5_k_m", base: "Q5_K", better: outer_and_each_third, output: "Q6_K" },
+    Mix { name: "q5_k_s", base: "Q5_K", better: |_, _, _| None, output: "Q6_K" },
+    Mix { name: "iq3_m", base: "IQ3_S", better: iq3_m, output: "Q6_K" },
+    Mix { name: "q3_k_m", base: "Q3_K", better: q3_k_m, output: "Q6_K" },
+];
+
+/// Values and the way down of the first eighth of the layers, the last, and every third between.
+fn outer_and_each_third(part: Part, i: u32, n: u32) -> Option<&'static str> {
+    let layer = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+    (part != Part::Back && layer).then_some("Q6_K")
+}
+
+/// Values of the first four layers, the way down of the first eighth.
+fn first(part: Part, i: u32, n: u32) -> Option<&'static str> {
+    let better = match part {
+        Part::Values => i < 4,
+        Part::Down => i < n / 8,
+        Part::Back => false,
+    };
+    better.then_some("Q5_K")
+}
+
+/// All three in Q4_K; values of the first two layers and the way down of the first sixteenth in Q5_K.
+fn q3_k_m(part: Part, i: u32, n: u32) -> Option<&'static str> {
+    let best = match part {
+        Part::Values => i < 2,
+        Part::Down => i < n / 16,
+        Part::Back => false,
+    };
+    Some(if best { "Q5_K" } else { "Q4_K" })
+}
+
+/// Both attention matrices and the way down of the first eighth of the layers.
+fn iq3_m(part: Part, i: u32, n: u32) -> Option<&'static str> {
+    (part != Part::Down || i < n / 8).then_some("Q4_K")
 }
 
 impl Mix {
@@ -111,12 +144,12 @@ impl Mix {
         if tensor == "output.weight" || (spec.tied && tensor == "token_embd.weight") {
             return self.output;
         }
-        let values = tensor.ends_with(".attn_v.weight");
-        if !values && !tensor.ends_with(".ffn_down.weight") {
-            return self.base;
-        }
-        let layer = tensor.split('.').nth(1).and_then(|i| i.parse().ok()).unwrap_or(0);
-        if (self.better_in)(values, layer, spec.layers) { self.better } else { self.base }
+        let parts = [("attn_v", Part::Values), ("attn_output", Part::Back), ("ffn_down", Part::Down)];
+        let mut words = tensor.split('.').skip(1);
+        let layer = words.next().and_then(|i| i.parse().ok()).unwrap_or(0);
+        let name = words.next().unwrap_or_default();
+        let part = parts.into_iter().find(|p| p.0 == name);
+        part.and_then(|(_, part)| (self.better)(part, layer, spec.layers)).unwrap_or(self.base)
     }
 }
 
@@ -168,6 +201,7 @@ fn format(mix: &str, spec: &ModelSpec, e: &Expected) -> Result<&'static QuantFor
         return Ok(format);
     }
     let instead = match format.name {
+        "Q3_K" | "IQ3_XXS" | "IQ3_S" | "IQ4_XS" => "IQ4_NL",
         "Q4_K" => "Q5_0",
         "Q5_K" => "Q5_1",
         _ => "Q8_0",

@@ -120,6 +120,22 @@ fn reduce(op: ReduceOp, class: Class) -> Option<S> {
 }
 
 impl Emitter<'_> {
+    /// A constant array in a variable of the function: what drivers turn into a read of constant memory.
+    fn table(&mut self, index: Value, words: &[u32]) -> Result<Word, EmitError> {
+        let element = self.ty(Type::U32);
+        let len = self.u32(words.len() as u32);
+        let array = self.aggregate(S::TypeArray, None, vec![Operand::IdRef(element), Operand::IdRef(len)]);
+        let parts = words.iter().map(|w| Operand::IdRef(self.u32(*w))).collect();
+        let content = self.aggregate(S::ConstantComposite, Some(array), parts);
+        let class = spirv::StorageClass::Function;
+        let pointer = self.pointer(class, array);
+        let variable = self.local_variable(pointer, content);
+        let pointer = self.pointer(class, element);
+        let index = self.id(index)?;
+        let at = self.value(S::InBoundsAccessChain, pointer, &[variable, index]);
+        Ok(self.value(S::Load, element, &[at]))
+    }
+
     /// Operations without memory or control: gives the result's id.
     pub(crate) fn arithmetic(&mut self, v: Value, op: &Op) -> Result<Word, EmitError> {
         let result = self.type_of(v)?;
@@ -140,6 +156,7 @@ impl Emitter<'_> {
             Op::Compose(parts) => self.apply(Core(S::CompositeConstruct), result, parts),
             Op::MatrixSplat(a) => self.apply(Core(S::CompositeConstruct), result, &[*a]),
             Op::Extract(a, lane) => self.extract(v, *a, *lane, result),
+            Op::Table(index, words) => self.table(*index, words),
             Op::Dot4 { a, b, acc, a_signed } => self.dot4(*a, *b, *acc, *a_signed),
             Op::SubgroupReduce(kind, a) => self.reduce(v, op, *kind, *a),
             Op::SubgroupShuffleXor(a, mask) => {

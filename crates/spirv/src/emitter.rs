@@ -161,6 +161,22 @@ impl<'k> Emitter<'k> {
         self.b.module_mut().types_global_values.push(inst);
     }
 
+    /// A type or constant that is made of others, not shared with its like.
+    pub(crate) fn aggregate(&mut self, op: spirv::Op, ty: Option<Word>, operands: Vec<Operand>) -> Word {
+        let id = self.b.id();
+        self.global(op, ty, id, operands);
+        id
+    }
+
+    /// A variable of the function; these stand before all else in its first block.
+    pub(crate) fn local_variable(&mut self, pointer: Word, initial: Word) -> Word {
+        let id = self.b.id();
+        let operands = vec![Operand::StorageClass(spirv::StorageClass::Function), Operand::IdRef(initial)];
+        let variable = dr::Instruction::new(spirv::Op::Variable, Some(pointer), Some(id), operands);
+        self.instructions(0).insert(0, variable);
+        id
+    }
+
     fn keyed(&mut self, key: Key, make: impl FnOnce(&mut Self) -> Word) -> Word {
         if let Some(id) = self.keys.get(&key) {
             return *id;

@@ -8,7 +8,7 @@ use zinc_ir::kernel::{ArgKind, Builder, Kernel, Scalar, Type, Val};
 use zinc_ir::quant::Plane;
 use zinc_ir::synthetic::{Field, Fill};
 
-/// One lane's share: a word of the field, or its only half.
+/// One lane's share: a word of the field, or all of a shorter one.
 pub(crate) fn items_per_block(field: &Field) -> u32 {
     (field.bytes / 4).max(1)
 }
@@ -33,13 +33,7 @@ pub(crate) fn synthesize(field: &Field, plane: &Plane, lanes: u32, subgroup_size
         let inside = field.offset - plane.offset;
         let at = block * plane.bytes + i * 4 + inside;
         let align = 1 << (plane.bytes | inside).trailing_zeros().min(2);
-        match field.fill {
-            Fill::Scale { halves } => {
-                let half = pick(key, halves.map(|h| b.u32(h as u32)));
-                store(&b, to, at, half, 2, align);
-            }
-            _ => store(&b, to, at, content(&b, field, key, i), 4, align),
-        }
+        store(&b, to, at, content(&b, field, key, i), field.bytes.min(4), align);
     });
     b.finish()
 }
@@ -49,8 +43,10 @@ fn content<'b>(b: &'b Builder, field: &Field, key: Val<'b>, i: Val<'b>) -> Val<'
     let w = |i: Val<'b>| mix(key + (i + (field.offset / 4 + 1)) * 0x9e37_79b9);
     let sub = |w: Val<'b>| (w & 0x0303_0303) + 0x0202_0202;
     match field.fill {
-        Fill::Quants { set } => w(i) | set,
+        Fill::Quants { set, clear } => (w(i) & !clear) | set,
         Fill::Scale { halves } => pick(key, halves.map(|h| b.u32(h as u32))),
+        Fill::Constant { word } => b.u32(word),
+        Fill::Exponent { base, up } => (key >> 24).lt(up).select(b.u32(base as u32 + 1), b.u32(base as u32)),
         Fill::ScaleMin { pairs } => pick(key, pairs.map(|p| b.u32(p))),
         Fill::PackedScales => i.lt(2).select(sub(w(b.u32(0))), sub(w(b.u32(1))) * 0x11),
         Fill::ByteScales => sub(w(i)),

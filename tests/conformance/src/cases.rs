@@ -17,7 +17,10 @@ pub const ARCHITECTURES: &[(&str, f32)] = &[
 ];
 
 /// Fixtures of `tests/data/quant` that are whole models.
-pub const FORMATS: &[&str] = &["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"];
+pub const FORMATS: &[&str] = &[
+    "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+];
 
 /// Largest allowed difference and mean divergence for a precision; `f16` is a reference implementation's own error.
 fn limits(act: ActPrecision, kv: KvType, f16: f32) -> Distance {

@@ -69,6 +69,12 @@ const SHORT: usize = 80;
 const SHAPES: &[&str] = &[
     "llama3.1-8b:q4_k_m",
     "qwen2.5-32b:q5_k_m",
+    "llama3.1-8b:q3_k_m",
+    "llama3.1-8b:iq4_xs",
+    "qwen2.5-32b:iq3_m",
+    "llama3.1-8b:iq3_xxs",
+    "smollm2-135m:iq4_nl",
+    "smollm2-135m:mxfp4",
     "qwen3-0.6b:q8_0",
     "gemma3-270m:q4_0",
     "smollm2-135m:q4_1",

@@ -1,7 +1,7 @@
 //! Prompts (more than 8 rows a step) through the generated kernels, in the interpreter.
 
 use zinc_compiler::Choices;
-use zinc_conformance::{Chunk, Driver, Fixture, InterpretedDevice, distance, gpu_caps};
+use zinc_conformance::{Chunk, Driver, FORMATS, Fixture, InterpretedDevice, distance, gpu_caps};
 use zinc_ir::plan::{ActPrecision, KvType, StepOutput, Tail};
 
 fn logits(f: &Fixture, subgroup: u32, piece: usize, choices: Choices) -> Vec<f32> {
@@ -70,8 +70,7 @@ fn matrices() {
 /// Weight formats, each with another subgroup size: decoded exactly, and rounded to halves for matrices.
 #[test]
 fn formats() {
-    let formats = ["F16", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"];
-    for (format, subgroup) in formats.into_iter().zip([4, 8, 16, 32, 64].into_iter().cycle()) {
+    for (format, subgroup) in FORMATS.iter().zip([4, 8, 16, 32, 64].into_iter().cycle()) {
         let path = format!("quant/{format}");
         check(&path, "logits_dequant_f32", subgroup, 24, Choices::default(), 1e-3, 1e-8);
         let halves = Choices { act: ActPrecision::F16, ..Choices::default() };

@@ -14,6 +14,7 @@ use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
 use super::dot_blocks::Flight;
 use super::quantize::{self, Blocks, RowLayout};
 use super::rows::for_items;
+use super::tables;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -362,6 +363,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         let inputs = inputs(ctx, b, args, &parts.source, n);
         let bases: Vec<Val<'_>> = parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
         let finish = Finish::declare(b, args, region, &parts, m);
+        tables::fill(b, &weights, shape.subgroups * sg);
         let products = Products { b, sg, shape, m, weights: &weights, bases, inputs };
         match parts.quantized {
             None => direct(&products, &finish, n),

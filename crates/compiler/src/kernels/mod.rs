@@ -16,6 +16,7 @@ mod qkv;
 mod quantize;
 mod rope_append;
 mod rows;
+mod tables;
 mod top_k;
 
 use crate::Template;

@@ -14,6 +14,7 @@ use super::dot::{self, Inputs, WeightRow};
 use super::dot_blocks::Flight;
 use super::matvec::{self, Source};
 use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
+use super::tables;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -213,6 +214,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
                 Tile { ctx, b, cut, spec, args, here, head: tile / per_head, part: tile % per_head, sums, slots, slot }
             })
             .collect();
+        let weights: Vec<_> = heads.iter().map(Tile::weight).collect();
+        tables::fill(b, &weights, lanes);
         let early = EarlyTurn::load(&heads, lanes);
         for group in same_product(&heads) {
             let any = group.iter().map(|h| h.here).reduce(|a, b| a | b).expect("a head");

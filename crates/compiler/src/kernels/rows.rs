@@ -1,7 +1,7 @@
 //! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
 
 use super::args::{Args, single};
-use super::dot;
+use super::{dot, tables};
 // Listed among the row operations, made with the other choices of tokens.
 pub(super) use super::top_k::argmax::ARGMAX;
 use crate::select::Finder;
@@ -97,6 +97,7 @@ fn emit_embed(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> 
         // A chained token lies where the step before has put it.
         let before = || vec![b.load(Type::U32, chain, (given & (CHAINED - 1)) * 4, 4)];
         let token = b.if_else(given.ge(CHAINED), before, || vec![given])[0].min(b.u32(weight.rows - 1));
+        tables::fill_small(b, weight, lanes);
         for_items(b, lanes, units, |unit| {
             for run in (weight.format.emit_unit)(&dot::unit_at(b, weight, base, token, unit)) {
                 let col = dot::first_column(weight.format, unit, &run);

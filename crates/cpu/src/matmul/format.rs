@@ -10,7 +10,7 @@
 //! tile (not used yet). All integer formats are brought to four bit layouts (4, 5, 6 and 8 bits),
 //! each one block of 32 k at a time:
 //!
-//! - nibbles: 4 units of 64 bytes; unit u has k 4u..4u+4 in the low and 16+4u.. in the high nibbles;
+//! - nibbles (numbers, or names of sixteen levels): 4 units of 64 bytes; unit u has k 4u..4u+4 in the low and 16+4u.. in the high nibbles;
 //! - fifth bits: 8 masks of 64 bits; mask j has bit 4·row + i for k = 4j + i;
 //! - bits 4 and 5 of six: 2 units; unit v, field f (2 bits) belongs to k = 4·(4v + f)..;
 //! - bytes: 8 units (signed bytes are stored with 128 added).
@@ -42,6 +42,10 @@ pub(crate) trait Quant: 'static {
     const BITS: usize;
     /// Subtracted from the stored integer.
     const OFFSET: f32;
+    /// What nibbles stand for, if not for themselves.
+    const LEVELS: Option<[u8; 16]> = None;
+    /// Integers above 127 occur.
+    const WIDE: bool = Self::BITS == 8;
     /// Scales differ between the two halves of a block.
     const HALVES: bool = false;
     /// The file has a minimum per block.
@@ -129,6 +133,11 @@ unsafe fn unpack<V: Lanes, Q: Quant>(q: *const u8, h: *const u8) -> [V::B; 8] {
             V::high4(u[2]),
             V::high4(u[3]),
         ];
+        if let Some(levels) = &Q::LEVELS {
+            for w in &mut w {
+                *w = V::pick16(*w, levels);
+            }
+        }
         if Q::BITS == 5 {
             let masks = h.cast::<u64>();
             for (j, w) in w.iter_mut().enumerate() {
@@ -148,17 +157,17 @@ unsafe fn unpack<V: Lanes, Q: Quant>(q: *const u8, h: *const u8) -> [V::B; 8] {
     }
 }
 
-fn word(bytes: &[u8], i: usize) -> u32 {
+pub(crate) fn word(bytes: &[u8], i: usize) -> u32 {
     u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
 }
 
-fn put_word(plane: &mut [u8], unit: usize, row: usize, value: u32) {
+pub(crate) fn put_word(plane: &mut [u8], unit: usize, row: usize, value: u32) {
     let at = unit * 64 + row * 4;
     plane[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
 /// A 16-bit scale of `row` in column `index` of a record (columns of 16 halves).
-fn put_half(record: &mut [u8], index: usize, row: usize, half: &[u8]) {
+pub(crate) fn put_half(record: &mut [u8], index: usize, row: usize, half: &[u8]) {
     let at = index * 32 + row * 2;
     record[at..at + 2].copy_from_slice(&half[..2]);
 }
@@ -166,7 +175,7 @@ fn put_half(record: &mut [u8], index: usize, row: usize, half: &[u8]) {
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
 /// Nibbles of one 32-block whose low and high nibbles already are k and k + 16.
-fn pack_nibbles(bytes: &[u8], row: usize, q: &mut [u8]) {
+pub(crate) fn pack_nibbles(bytes: &[u8], row: usize, q: &mut [u8]) {
     for unit in 0..4 {
         put_word(q, unit, row, word(bytes, unit));
     }
@@ -216,7 +225,7 @@ unsafe fn k_scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
 /// # Safety
 /// The features of `V`; `s` holds 16 halves.
 #[inline(always)]
-unsafe fn one_scale<V: Lanes>(s: *const u8) -> Scales<V> {
+pub(crate) unsafe fn one_scale<V: Lanes>(s: *const u8) -> Scales<V> {
     // SAFETY: the caller's promise.
     unsafe {
         let d = V::load_f16(s.cast());

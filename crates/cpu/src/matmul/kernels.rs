@@ -59,7 +59,7 @@ unsafe fn int_tile<V: Lanes, Q: Quant, const TT: usize>(a: TileArgs) {
                 let x = a.xq.add((b * TT + t) * BLOCK);
                 let xs = a.xs.add((b * TT + t) * 4);
                 let dx = V::splat(*xs);
-                let wide = Q::BITS == 8;
+                let wide = Q::WIDE;
                 if Q::HALVES {
                     let mut lo = V::zero_i();
                     let mut hi = V::zero_i();

@@ -9,6 +9,7 @@
 pub(crate) mod activations;
 pub(crate) mod format;
 pub(crate) mod kernels;
+pub(crate) mod levels;
 pub(crate) mod packed;
 
 use crate::Pool;

@@ -7,6 +7,7 @@
 
 use super::format::*;
 use super::kernels::{GROUPS, TileArgs, TileFn, exact_fn, float_fn, float_row_fn, int_fn, int_row_fn};
+use super::levels::{Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Q3K};
 use crate::memory::{Region, SharedPtr};
 use crate::{Isa, Pool};
 use zinc_ir::quant::QuantFormat;
@@ -145,7 +146,7 @@ const fn float_row<W: Float>(ggml_type: u32) -> FormatRow {
 }
 
 /// Every format with kernels, by ggml type id.
-static TABLE: [FormatRow; 11] = [
+static TABLE: [FormatRow; 17] = [
     float_row::<F32>(0),
     float_row::<F16>(1),
     float_row::<Bf16>(30),
@@ -154,9 +155,15 @@ static TABLE: [FormatRow; 11] = [
     quant_row::<Q5_0>(6),
     quant_row::<Q5_1>(7),
     quant_row::<Q8_0>(8),
+    quant_row::<Q3K>(11),
     quant_row::<Q4K>(12),
     quant_row::<Q5K>(13),
     quant_row::<Q6K>(14),
+    quant_row::<Iq3Xxs>(18),
+    quant_row::<Iq4Nl>(20),
+    quant_row::<Iq3S>(21),
+    quant_row::<Iq4Xs>(23),
+    quant_row::<Mxfp4>(39),
 ];
 
 /// Weights in row tiles; see the module's text.

@@ -193,6 +193,11 @@ unsafe impl Lanes for Avx2 {
         Self::low4([_mm256_srli_epi16::<4>(a[0]), _mm256_srli_epi16::<4>(a[1])])
     }
     #[inline(always)]
+    unsafe fn pick16(a: I, table: &[u8; 16]) -> I {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        [_mm256_shuffle_epi8(table, a[0]), _mm256_shuffle_epi8(table, a[1])]
+    }
+    #[inline(always)]
     unsafe fn bit4(a: I, mask: u64) -> I {
         let add = _mm256_set1_epi8(16);
         let mask = [mask as u32, (mask >> 32) as u32];

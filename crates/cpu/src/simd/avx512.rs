@@ -130,6 +130,10 @@ unsafe impl Lanes for Avx512 {
         _mm512_and_si512(_mm512_srli_epi16::<4>(a), _mm512_set1_epi8(15))
     }
     #[inline(always)]
+    unsafe fn pick16(a: __m512i, table: &[u8; 16]) -> __m512i {
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+    }
+    #[inline(always)]
     unsafe fn bit4(a: __m512i, mask: u64) -> __m512i {
         _mm512_mask_add_epi8(a, mask, a, _mm512_set1_epi8(16))
     }

@@ -189,6 +189,8 @@ pub(crate) unsafe trait Lanes: Copy + 'static {
     unsafe fn low4(a: Self::B) -> Self::B;
     /// High four bits of each byte.
     unsafe fn high4(a: Self::B) -> Self::B;
+    /// Entry of each byte (0..=15) in a table of sixteen.
+    unsafe fn pick16(a: Self::B, table: &[u8; 16]) -> Self::B;
     /// Adds 16 to the bytes (0..=15 before) whose bit is set; bit 4·row + k of the mask is byte k of that row.
     unsafe fn bit4(a: Self::B, mask: u64) -> Self::B;
     /// a | ((b >> 2·FIELD) & 3) << 4, bytewise.

@@ -146,6 +146,11 @@ unsafe impl Lanes for Neon {
         each!(Q => vshrq_n_u8::<4>(a[Q]))
     }
     #[inline(always)]
+    unsafe fn pick16(a: B, table: &[u8; 16]) -> B {
+        let table = vld1q_u8(table.as_ptr());
+        each!(Q => vqtbl1q_u8(table, a[Q]))
+    }
+    #[inline(always)]
     unsafe fn bit4(a: B, mask: u64) -> B {
         let bits = vcreate_u8(0x8040_2010_0804_0201);
         let bits = vcombine_u8(bits, bits);

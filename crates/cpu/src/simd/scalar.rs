@@ -138,6 +138,10 @@ unsafe impl Lanes for Scalar {
         map_b(a, |_, x| x >> 4)
     }
     #[inline(always)]
+    unsafe fn pick16(a: [u8; 64], table: &[u8; 16]) -> [u8; 64] {
+        map_b(a, |_, x| table[x as usize & 15])
+    }
+    #[inline(always)]
     unsafe fn bit4(a: [u8; 64], mask: u64) -> [u8; 64] {
         map_b(a, |i, x| x + (((mask >> i) & 1) << 4) as u8)
     }

@@ -126,6 +126,13 @@ impl Builder {
         s.kernel.shared.len() as u32 - 1
     }
 
+    /// Index and length of the shared array of this name.
+    pub fn shared_array(&self, name: &str) -> Option<(u32, u32)> {
+        let s = self.state.borrow();
+        let at = s.kernel.shared.iter().position(|a| a.name == name)?;
+        Some((at as u32, s.kernel.shared[at].len))
+    }
+
     fn builtin(&self, which: Builtin) -> Val<'_> {
         let found = self.state.borrow().builtins.get(&which).copied();
         let v = found.unwrap_or_else(|| {
@@ -197,6 +204,12 @@ impl Builder {
     pub fn fma<'b>(&'b self, a: Val<'b>, b: Val<'b>, c: Val<'b>) -> Val<'b> {
         assert!(a.ty() == b.ty() && b.ty() == c.ty(), "fma of {:?} {:?} {:?}", a.ty(), b.ty(), c.ty());
         self.push(Op::Fma(a.v, b.v, c.v), a.ty())
+    }
+
+    /// `words[index]`; see [`Op::Table`].
+    pub fn table<'b>(&'b self, index: Val<'b>, words: Vec<u32>) -> Val<'b> {
+        assert!(index.ty() == Type::U32 && !words.is_empty(), "a table has words and a U32 index");
+        self.push(Op::Table(index.v, words), Type::U32)
     }
 
     /// Byte dot product plus `acc` (I32); see [`Op::Dot4`].

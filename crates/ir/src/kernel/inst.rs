@@ -295,6 +295,8 @@ pub enum Op {
     Compose(Vec<Value>),
     /// Scalar out of a vector.
     Extract(Value, u8),
+    /// The U32 that the index (U32, in range) names: constants that are a part of the kernel.
+    Table(Value, Vec<u32>),
     /// Four-way byte dot product: sum of a_i * b_i + acc (I32), bytes packed little-endian in U32.
     Dot4 {
         /// Packed bytes.
@@ -445,6 +447,7 @@ impl Op {
             | Op::Extract(a, _)
             | Op::SubgroupReduce(_, a)
             | Op::SubgroupShuffleXor(a, _)
+            | Op::Table(a, _)
             | Op::MatrixSplat(a) => all(&[*a]),
             Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => all(&[*a, *b]),
             Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => all(&[*a, *b, *c]),

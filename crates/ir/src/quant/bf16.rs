@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 2,
     decode_block,
     planes: &[Plane { offset: 0, bytes: 64 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 4,
     decode_block,
     planes: &[Plane { offset: 0, bytes: 128 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

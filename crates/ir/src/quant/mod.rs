@@ -17,6 +17,14 @@
 mod bf16;
 mod f16;
 mod f32;
+pub mod grids;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
+pub mod levels;
+mod mxfp4;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -25,6 +33,8 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod table;
+pub use table::Table;
 
 use crate::kernel::{Builder, Scalar, Type, Val};
 use std::cell::RefCell;
@@ -55,6 +65,8 @@ pub struct QuantFormat {
     pub decode_block: fn(&[u8], &mut [f32]),
     /// Layout on a device that runs kernels. Describes blocks of [`QuantFormat::device_block`] weights.
     pub planes: &'static [Plane],
+    /// What decoding looks up: kernels fill these in workgroup memory before they read the first unit.
+    pub tables: &'static [&'static Table],
     /// Emits the loads and unpacking of one unit.
     pub emit_unit: for<'b> fn(&Unit<'b>) -> [Run<'b>; 2],
     /// Emits two units that share loads or scales, where that is cheaper than one by one; [`Unit::sub`] then counts
@@ -72,9 +84,15 @@ pub static FORMATS: &[&QuantFormat] = &[
     &q5_0::FORMAT,
     &q5_1::FORMAT,
     &q8_0::FORMAT,
+    &q3_k::FORMAT,
     &q4_k::FORMAT,
     &q5_k::FORMAT,
     &q6_k::FORMAT,
+    &iq3_xxs::FORMAT,
+    &iq3_s::FORMAT,
+    &iq4_nl::FORMAT,
+    &iq4_xs::FORMAT,
+    &mxfp4::FORMAT,
 ];
 
 /// 32-bit floats, the format of norms, biases and tables.

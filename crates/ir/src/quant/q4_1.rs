@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 20,
     decode_block,
     planes: &[Plane { offset: 4, bytes: 16 }, Plane { offset: 0, bytes: 4 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

@@ -11,6 +11,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 144,
     decode_block,
     planes: &[Plane { offset: 0, bytes: 144 }],
+    tables: &[],
     emit_unit,
     emit_pair: Some(emit_pair),
 };

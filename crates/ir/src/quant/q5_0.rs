@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 22,
     decode_block,
     planes: &[Plane { offset: 6, bytes: 16 }, Plane { offset: 2, bytes: 4 }, Plane { offset: 0, bytes: 2 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 24,
     decode_block,
     planes: &[Plane { offset: 8, bytes: 16 }, Plane { offset: 0, bytes: 8 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

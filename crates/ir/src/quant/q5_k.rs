@@ -10,6 +10,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 176,
     decode_block,
     planes: &[Plane { offset: 0, bytes: 176 }],
+    tables: &[],
     emit_unit,
     emit_pair: Some(emit_pair),
 };

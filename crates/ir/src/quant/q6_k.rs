@@ -16,6 +16,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
         Plane { offset: 192, bytes: 16 },
         Plane { offset: 208, bytes: 2 },
     ],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

@@ -9,6 +9,7 @@ pub(super) static FORMAT: QuantFormat = QuantFormat {
     block_bytes: 34,
     decode_block,
     planes: &[Plane { offset: 2, bytes: 32 }, Plane { offset: 0, bytes: 2 }],
+    tables: &[],
     emit_unit,
     emit_pair: None,
 };

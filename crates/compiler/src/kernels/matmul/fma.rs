@@ -60,7 +60,7 @@ impl Tile {
             t.lanes() <= caps.max_workgroup
                 && t.lanes().is_multiple_of(caps.subgroup_size)
                 && registers <= 64
-                && Arrays::bytes(lines, false) <= caps.max_shared_bytes
+                && Arrays::bytes(lines, false) + size.table_bytes <= caps.max_shared_bytes
         };
         let price = |t: &&Tile| {
             let each = size.sets * t.each_features;

@@ -69,7 +69,7 @@ impl Tile {
         let registers = size.sets * self.each[0] * self.each[1] * self.elements() / self.subgroup;
         self.subgroups() * self.subgroup <= caps.max_workgroup
             && (registers <= 128 || self.each == [1, 1])
-            && Arrays::bytes(lines, true) + staged <= caps.max_shared_bytes
+            && Arrays::bytes(lines, true) + staged + size.table_bytes <= caps.max_shared_bytes
     }
 
     fn price(&self, caps: &Caps, size: Size) -> u64 {

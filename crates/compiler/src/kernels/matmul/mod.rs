@@ -14,7 +14,7 @@ mod matrices;
 mod stage;
 
 use super::args::{Args, single};
-use super::{dot, matvec};
+use super::{dot, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -101,6 +101,8 @@ struct Size {
     rows: u32,
     cols: u32,
     sets: u32,
+    /// Bytes of workgroup memory that the weights' format looks up.
+    table_bytes: u32,
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
@@ -108,7 +110,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
     let weight = ctx.graph.weight_of(parts.products[0]);
     let sets = parts.products.len() as u32;
-    let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets };
+    let table_bytes = tables::small_bytes(weight.format);
+    let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets, table_bytes };
     let plan = Way::choose(ctx, size).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
     let format = weight.format.name.to_lowercase();
     let name =
@@ -128,6 +131,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
         };
         let end = Epilogue::new(ctx, args, &parts, out, size, [stage.features, stage.rows]);
+        tables::fill_small(b, weight, plan.lanes(ctx));
         match &plan {
             Way::Fma(tile) => fma::body(b, tile, &stage, &end),
             Way::Matrices(tile) => matrices::body(b, tile, &stage, &end),

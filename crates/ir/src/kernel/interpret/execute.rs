@@ -264,6 +264,13 @@ fn compute(frame: &Frame, v: Value) -> Result<(), Stop> {
             }
         }
         Op::Extract(a, i) => col(a)[*i as usize * lanes..].iter().zip(d).for_each(|(a, d)| d.set(a.get())),
+        Op::Table(index, words) => {
+            let len = words.len();
+            let outside = |index: u64| (index >= len as u64).then_some(FaultKind::TableIndex { index, len });
+            check(frame, *index, |i| outside(col(index)[i].get()))?;
+            let word = |i: &Cell<u64>| words.get(i.get() as usize).copied().unwrap_or_default() as u64;
+            col(index).iter().zip(d).for_each(|(i, d)| d.set(word(i)));
+        }
         Op::Dot4 { a, b, acc, a_signed } => arith::dot4(col(a), col(b), col(acc), d, *a_signed),
         Op::SubgroupReduce(op, a) => {
             for (a, d) in col(a).chunks_exact(lanes).zip(d.chunks_exact(lanes)) {

@@ -147,6 +147,14 @@ pub enum FaultKind {
         /// Subgroup size.
         size: u32,
     },
+    /// Index past the end of a table.
+    #[error("word {index} of a table of {len}")]
+    TableIndex {
+        /// Asked for.
+        index: u64,
+        /// Words of the table.
+        len: usize,
+    },
     /// Shift by the width of the type or more.
     #[error("shift by {by} of a {width}-bit integer")]
     Shift {

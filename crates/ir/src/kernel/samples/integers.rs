@@ -11,7 +11,7 @@ type Binary<T> = (Op2, fn(T, T) -> T);
 
 pub(super) fn samples(subgroup: u32) -> Vec<Sample> {
     let mut samples = vec![u32s(subgroup), i32s(subgroup), u64s(subgroup), bools(subgroup), dot4(subgroup)];
-    samples.push(integer_vectors(subgroup));
+    samples.extend([integer_vectors(subgroup), table(subgroup)]);
     samples
 }
 
@@ -240,6 +240,23 @@ fn integer_vectors(subgroup: u32) -> Sample {
             let whole = v[0].lane(0).lt(v[1].lane(0)).select(v[0], v[1]);
             vec![v[0] * v[1], v[0].gt(v[1]).select(v[0], v[1]), whole, k.compose(&[v[0].lane(3), v[0].lane(1)])]
         },
+        expected,
+        Compare::Exact,
+    )
+}
+
+/// Constants by an index that differs between lanes, and by one that does not.
+fn table(subgroup: u32) -> Sample {
+    let words: Vec<u32> = (0..37).map(|i| noise(i + 4321)).collect();
+    let indices: Vec<u32> = (0..N).map(|i| noise(i) % 37).collect();
+    let mut expected: Vec<u8> = indices.iter().flat_map(|i| words[*i as usize].to_le_bytes()).collect();
+    expected.extend((0..N).flat_map(|_| words[36].to_le_bytes()));
+    let inputs = [(Type::U32, u32_bytes(&indices))];
+    elementwise(
+        "table",
+        subgroup,
+        &inputs,
+        |b, v| vec![b.table(v[0], words.clone()), b.table(b.u32(36), words.clone())],
         expected,
         Compare::Exact,
     )

@@ -375,6 +375,13 @@ impl Parser {
                 }
                 Op::Compose(parts)
             }
+            "table" => {
+                let (index, mut words) = (self.value()?, vec![]);
+                while self.take(&Token::Sign(',')) {
+                    words.push(self.integer()?);
+                }
+                Op::Table(index, words)
+            }
             "extract" => {
                 let a = self.value()?;
                 self.sign(',')?;

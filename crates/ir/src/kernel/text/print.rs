@@ -135,6 +135,10 @@ impl<'k> Printer<'k> {
             Op::Convert(a) => format!("convert {}", self.value(*a)),
             Op::Bitcast(a) => format!("bitcast {}", self.value(*a)),
             Op::Compose(parts) => format!("compose {}", self.list(parts)),
+            Op::Table(index, words) => {
+                let words: Vec<String> = words.iter().map(|w| format!(", {w}")).collect();
+                format!("table {}{}", self.value(*index), words.concat())
+            }
             Op::Extract(a, lane) => format!("extract {}, {lane}", self.value(*a)),
             Op::Dot4 { a, b, acc, a_signed } => {
                 format!("dot4_{} {}", if *a_signed { "ss" } else { "us" }, self.list(&[*a, *b, *acc]))

@@ -16,6 +16,9 @@ pub(super) fn has_memory_form(ty: Type) -> bool {
     matches!(ty, Type::Vec(s, 1 | 2 | 4) if s != Bool)
 }
 
+/// Most words of a table: drivers keep it with the code.
+const MAX_TABLE: usize = 4096;
+
 fn rule(holds: bool, text: &'static str) -> Result<(), Problem> {
     if holds { Ok(()) } else { Err(Problem::Types(text)) }
 }
@@ -98,6 +101,11 @@ fn arithmetic(kernel: &Kernel, v: Value) -> Result<(), Problem> {
         Op::Extract(a, lane) => {
             let Type::Vec(s, n) = of(*a) else { return rule(false, "extract takes a vector") };
             rule(*lane < n && ty == Type::Vec(s, 1), "extract gives one scalar of an existing lane")
+        }
+        Op::Table(index, words) => {
+            is(kernel, *index, Type::U32, "the index of a table is a u32")?;
+            rule(ty == Type::U32, "a table gives a u32")?;
+            rule((1..=MAX_TABLE).contains(&words.len()), "a table has 1 to 4096 words")
         }
         Op::Dot4 { a, b, acc, .. } => {
             is(kernel, *a, Type::U32, "dot4 packs bytes in u32")?;
