@@ -6,7 +6,7 @@
 
 use crate::Region;
 use crate::template::{Access, Ctx, Operand};
-use zinc_ir::graph::{NodeId, Op, WeightId};
+use zinc_ir::graph::{NodeId, Op, Routing, WeightId};
 use zinc_ir::plan::Cost;
 
 /// Of a region as a whole, for devices that run it themselves; and the attention in it.
@@ -88,9 +88,17 @@ fn value(ctx: &Ctx<'_>, region: &Region, node: NodeId) -> u64 {
     ctx.value_bytes(node) / ctx.rows(node).max(1) as u64 * rows
 }
 
-/// A weight; only the rows that are picked, where the region picks some.
+/// A weight; only the rows that are picked, where the region picks some, and of experts' matrices as many as can be
+/// chosen: of few rows, most have experts of their own.
 fn weight(ctx: &Ctx<'_>, region: &Region, w: WeightId) -> u64 {
     let weight = ctx.graph.weight_of(w);
+    let by_experts = region.nodes.iter().find_map(|n| match *ctx.graph.op(*n) {
+        Op::ExpertMatMul { route, weight, .. } if weight == w => Some((ctx.rows(*n), ctx.graph.routing(route))),
+        _ => None,
+    });
+    if let Some((rows, Routing { experts, used })) = by_experts {
+        return weight.bytes() / experts as u64 * (rows as u64 * used as u64).min(experts as u64);
+    }
     let picked = region.nodes.iter().any(|n| matches!(*ctx.graph.op(*n), Op::Embed { table } if table == w));
     match picked {
         true => (ctx.bucket.tokens.min(weight.rows) as u64) * (weight.bytes() / weight.rows.max(1) as u64),
@@ -104,6 +112,10 @@ fn products(ctx: &Ctx<'_>, node: NodeId, args: &[(Operand, Access)]) -> u64 {
         Op::MatMul { weight: w, .. } if args.contains(&(Operand::Weight(w), Access::Read)) => {
             let weight = ctx.graph.weight_of(w);
             2 * ctx.rows(node) as u64 * weight.rows as u64 * weight.cols as u64
+        }
+        Op::ExpertMatMul { weight: w, route, .. } if args.contains(&(Operand::Weight(w), Access::Read)) => {
+            let (weight, Routing { experts, used }) = (ctx.graph.weight_of(w), ctx.graph.routing(route));
+            2 * ctx.rows(node) as u64 * used as u64 * (weight.rows / experts) as u64 * weight.cols as u64
         }
         _ => 0,
     }

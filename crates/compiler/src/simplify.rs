@@ -53,14 +53,14 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
     let eligible = |x: NodeId| {
         few(graph.node(x).shape.rows)
             && users[x.index()].iter().all(|u| match *graph.op(*u) {
-                Op::MatMul { weight, .. } => takes_bytes(graph.weight_of(weight)),
+                Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => takes_bytes(graph.weight_of(weight)),
                 _ => true,
             })
     };
     // Product input → what is quantized for it, and whether rows are selected afterwards.
     let mut inputs: HashMap<NodeId, (NodeId, Option<(WeightId, f32)>, bool)> = HashMap::new();
     for id in graph.ids() {
-        if let Op::MatMul { x, .. } = *graph.op(id)
+        if let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = *graph.op(id)
             && eligible(x)
         {
             inputs.insert(x, source(graph, x, few(Rows::Tokens) && choices.fuse));
@@ -78,9 +78,9 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
     wanted.values_mut().for_each(|list| list.sort_by_key(|norm| norm.map(|n| n.0.0)));
     let rewritten = graph.rewrite(|new, old, node| {
         let mut node = node;
-        if let Op::MatMul { x: old_x, .. } = *graph.op(old)
+        if let Op::MatMul { x: old_x, .. } | Op::ExpertMatMul { x: old_x, .. } = *graph.op(old)
             && let Some((value, norm, select)) = inputs.get(&old_x)
-            && let Op::MatMul { x, .. } = &mut node.op
+            && let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = &mut node.op
         {
             *x = made[&(*value, norm.map(|n| n.0))];
             if *select {

@@ -32,8 +32,8 @@ pub struct Template {
     pub summary: &'static str,
     /// Part of the fused set (left out when [`Choices::fuse`] is off).
     pub fused: bool,
-    /// The nodes of the region that ends in `node`, in any order, or nothing. All must be uncovered, and no value
-    /// but the last one's may be read outside.
+    /// The nodes of the region that ends in `node`, in any order, or nothing. All must be uncovered. A value
+    /// but the last one's that is read outside gets its place in scratch too: the launches have to write it.
     pub matches: fn(&Finder<'_>, NodeId) -> Option<Vec<NodeId>>,
     /// Emits the launches of a region. Never called for native devices.
     pub emit: fn(&Ctx<'_>, &Region) -> Result<Emission, CompileError>,

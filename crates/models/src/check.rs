@@ -19,6 +19,8 @@ pub(crate) struct Expected {
     pub(crate) rows: u32,
     /// Input features.
     pub(crate) cols: u32,
+    /// Matrices in the tensor, one per expert; `rows` counts the output features of all.
+    pub(crate) experts: u32,
     /// Vectors are norms, biases and tables: always F32 in files.
     pub(crate) vector: bool,
     /// Some models of the architecture lack it.
@@ -28,12 +30,17 @@ pub(crate) struct Expected {
 impl Expected {
     /// A `rows` × `cols` matrix.
     pub(crate) fn matrix(name: impl Into<String>, rows: u32, cols: u32) -> Expected {
-        Expected { name: name.into(), rows, cols, vector: false, optional: false }
+        Expected { name: name.into(), rows, cols, experts: 1, vector: false, optional: false }
+    }
+
+    /// A `rows` × `cols` matrix for each of `experts`.
+    pub(crate) fn stack(name: impl Into<String>, experts: u32, rows: u32, cols: u32) -> Expected {
+        Expected { experts, ..Expected::matrix(name, experts * rows, cols) }
     }
 
     /// A vector.
     pub(crate) fn vector(name: impl Into<String>, cols: u32) -> Expected {
-        Expected { name: name.into(), rows: 1, cols, vector: true, optional: false }
+        Expected { name: name.into(), rows: 1, cols, experts: 1, vector: true, optional: false }
     }
 
     /// The same, but may be absent.
@@ -73,7 +80,11 @@ fn missing(name: &str, architecture: &'static str) -> ModelError {
 
 fn checked_format(info: &TensorInfo, e: &Expected) -> Result<&'static QuantFormat, ModelError> {
     let (rows, cols) = (e.rows as usize, e.cols as usize);
-    let expected = if e.vector { vec![cols] } else { vec![cols, rows] };
+    let expected = match e.experts as usize {
+        _ if e.vector => vec![cols],
+        1 => vec![cols, rows],
+        experts => vec![cols, rows / experts, experts],
+    };
     // Dimensions of 1 at the end say nothing.
     let significant = info.shape.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1).max(expected.len());
     if info.shape.get(..significant) != Some(&expected[..]) {

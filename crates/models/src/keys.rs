@@ -7,12 +7,15 @@
 //! The upper limits are far above any model known; they bound what a damaged file can make us compute or allocate.
 
 use crate::ModelError;
-use crate::spec::{ModelSpec, RopeScaling, RopeSpec};
+use crate::spec::{Experts, ModelSpec, RopeScaling, RopeSpec};
 use std::collections::BTreeMap;
 use zinc_gguf::Metadata;
 
 /// Head sizes must be multiples of this: K and V rows are read in groups of 4.
 const HEAD_STEP: u32 = 4;
+
+/// Most experts of a layer. With the limits on widths, the rows of all experts together can be counted.
+const MOST_EXPERTS: u32 = 1024;
 
 /// The metadata of one architecture: keys are relative to its name.
 pub(crate) struct Keys<'a> {
@@ -87,7 +90,33 @@ impl<'a> Keys<'a> {
 /// The numbers that all dense decoder-only models share. The tensors are filled in later.
 pub(crate) fn dense(metadata: &Metadata, architecture: &'static str, tied: bool) -> Result<ModelSpec, ModelError> {
     let keys = Keys { metadata, architecture };
-    reject_variants(&keys)?;
+    if let Some(n @ 1..) = metadata.u32(&keys.full("expert_count"))? {
+        return Err(keys.unsupported(format!("has {n} experts per layer (mixture of experts)")));
+    }
+    decoder(&keys, tied)
+}
+
+/// The same for a model whose feed-forward blocks are mixtures of experts.
+pub(crate) fn mixture(metadata: &Metadata, architecture: &'static str, tied: bool) -> Result<ModelSpec, ModelError> {
+    let keys = Keys { metadata, architecture };
+    let mut spec = decoder(&keys, tied)?;
+    let count = keys.count("expert_count", MOST_EXPERTS)?;
+    let used = keys.count("expert_used_count", MOST_EXPERTS)?;
+    if used > count {
+        return Err(keys.bad("expert_used_count", used, format!("at most the {count} experts there are")));
+    }
+    if keys.nonzero_if("expert_weights_scale")?.is_some_and(|scale| scale != 1.0) {
+        return Err(keys.unsupported("scales the weights of its experts (expert_weights_scale)"));
+    }
+    // Old files do not say it: the experts of a token are together as wide as a dense block.
+    let ffn = keys.count_if("expert_feed_forward_length", 1 << 20)?.unwrap_or((spec.ffn / used).max(1));
+    spec.experts = Some(Experts { count, used, ffn });
+    Ok(spec)
+}
+
+fn decoder(keys: &Keys, tied: bool) -> Result<ModelSpec, ModelError> {
+    let &Keys { metadata, architecture } = keys;
+    reject_variants(keys)?;
     let layers = keys.count("block_count", 4096)?;
     let width = keys.count("embedding_length", 1 << 20)?;
     let missing = |key: &str| ModelError::MissingKey { key: keys.full(key) };
@@ -97,7 +126,7 @@ pub(crate) fn dense(metadata: &Metadata, architecture: &'static str, tied: bool)
     if !heads.is_multiple_of(kv_heads) {
         return Err(keys.bad("attention.head_count_kv", kv_heads, format!("a divisor of the {heads} heads")));
     }
-    let head_dim = head_dim(&keys, width, heads)?;
+    let head_dim = head_dim(keys, width, heads)?;
     let ffn = keys.count_of_layers("feed_forward_length", layers, 1 << 22)?;
     let norm_eps = keys.positive_if("attention.layer_norm_rms_epsilon")?;
     Ok(ModelSpec {
@@ -109,12 +138,13 @@ pub(crate) fn dense(metadata: &Metadata, architecture: &'static str, tied: bool)
         kv_heads,
         head_dim,
         ffn: ffn.ok_or_else(|| missing("feed_forward_length"))?,
-        vocab: vocabulary(&keys)?,
+        experts: None,
+        vocab: vocabulary(keys)?,
         context: keys.count("context_length", 1 << 30)?,
         norm_eps: norm_eps.ok_or_else(|| missing("attention.layer_norm_rms_epsilon"))?,
         attention_scale: keys.nonzero_if("attention.scale")?.unwrap_or(1.0 / (head_dim as f32).sqrt()),
         embedding_scale: 1.0,
-        rope: rope(&keys, head_dim)?,
+        rope: rope(keys, head_dim)?,
         sliding: None,
         tied,
         tensors: BTreeMap::new(),
@@ -138,9 +168,6 @@ fn vocabulary(keys: &Keys) -> Result<u32, ModelError> {
 /// Keys that change the computation in ways that no supported architecture has.
 fn reject_variants(keys: &Keys) -> Result<(), ModelError> {
     let metadata = keys.metadata;
-    if let Some(n @ 1..) = metadata.u32(&keys.full("expert_count"))? {
-        return Err(keys.unsupported(format!("has {n} experts per layer (mixture of experts)")));
-    }
     if metadata.bool(&keys.full("attention.causal"))? == Some(false) {
         return Err(keys.unsupported("is not causal (it makes embeddings, not text)"));
     }

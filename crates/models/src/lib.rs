@@ -19,7 +19,7 @@ mod weights;
 
 pub use error::ModelError;
 pub use shapes::{MIXES, Mix, SHAPES, Shape, synthetic};
-pub use spec::{ModelSpec, RopeScaling, RopeSpec, Sliding, TensorSpec};
+pub use spec::{Experts, ModelSpec, RopeScaling, RopeSpec, Sliding, TensorSpec};
 pub use weights::{GgufWeights, SyntheticWeights};
 
 use check::Expected;
@@ -41,8 +41,13 @@ pub struct Architecture {
 }
 
 /// All architectures. A new one is a file in `arch/` and a row here.
-pub static ARCHITECTURES: &[&Architecture] =
-    &[&arch::llama::ARCHITECTURE, &arch::qwen2::ARCHITECTURE, &arch::qwen3::ARCHITECTURE, &arch::gemma3::ARCHITECTURE];
+pub static ARCHITECTURES: &[&Architecture] = &[
+    &arch::llama::ARCHITECTURE,
+    &arch::qwen2::ARCHITECTURE,
+    &arch::qwen3::ARCHITECTURE,
+    &arch::qwen3moe::ARCHITECTURE,
+    &arch::gemma3::ARCHITECTURE,
+];
 
 impl Architecture {
     /// The architecture of this name.

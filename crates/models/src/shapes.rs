@@ -6,8 +6,8 @@
 
 use crate::check::Expected;
 use crate::error::list;
-use crate::layers::rope;
-use crate::spec::TensorSpec;
+use crate::layers::{moe, rope};
+use crate::spec::{Experts, TensorSpec};
 use crate::{Architecture, Model, ModelError, ModelSpec, SyntheticWeights};
 use zinc_gguf::Metadata;
 use zinc_ir::quant::{self, FORMATS, QuantFormat, UNIT};
@@ -25,8 +25,10 @@ pub struct Shape {
     pub width: u32,
     /// Query heads, key/value heads, elements per head.
     pub heads: [u32; 3],
-    /// Width inside the feed-forward block.
+    /// Width inside the (dense) feed-forward block.
     pub ffn: u32,
+    /// Mixture of experts in place of that block.
+    pub experts: Option<Experts>,
     /// Tokens.
     pub vocab: u32,
     /// Trained context, in tokens.
@@ -41,20 +43,27 @@ pub struct Shape {
     pub tied: bool,
 }
 
-/// Rows: name, architecture, layers, width, heads, ffn, vocabulary, context, rope base and factor, window, tied.
+/// Rows: name, architecture, layers, width, heads, ffn, vocabulary, context, rope base and factor, window, tied,
+/// and for a mixture of experts: experts, used, width of one.
 macro_rules! shapes {
     ($($name:literal $arch:ident $layers:literal $width:literal $heads:tt $ffn:literal $vocab:literal $context:literal
-       $base:literal / $factor:literal $window:literal $tied:literal;)*) => {
+       $base:literal / $factor:literal $window:literal $tied:literal $(experts [$count:literal, $used:literal, $each:literal])?;)*) => {
         /// All shapes.
         pub static SHAPES: &[Shape] = &[$(Shape {
             name: $name, architecture: stringify!($arch), layers: $layers, width: $width, heads: $heads, ffn: $ffn,
             vocab: $vocab, context: $context, rope_base: $base, rope_factor: $factor, window: $window, tied: $tied,
+            experts: given(&[$(Experts { count: $count, used: $used, ffn: $each })?]),
         }),*];
     };
 }
 
+const fn given(experts: &[Experts]) -> Option<Experts> {
+    experts.first().copied()
+}
+
 shapes! {
     "tiny"         llama   2  256 [4, 2, 64]     512    512   4096    10000.0 / 1.0     0 false;
+    "tiny-moe"     qwen3moe 2 256 [4, 2, 64]     512    512   4096    10000.0 / 1.0     0 false experts [16, 4, 256];
     "smollm2-135m" llama  30  576 [9, 3, 64]    1536  49152   8192   100000.0 / 1.0     0 true;
     "llama3.2-1b"  llama  16 2048 [32, 8, 64]   8192 128256 131072   500000.0 / 32.0    0 true;
     "llama3.2-3b"  llama  28 3072 [24, 8, 128]  8192 128256 131072   500000.0 / 32.0    0 true;
@@ -68,6 +77,7 @@ shapes! {
     "qwen3-0.6b"   qwen3  28 1024 [16, 8, 128]  3072 151936  40960  1000000.0 / 1.0     0 true;
     "qwen3-8b"     qwen3  36 4096 [32, 8, 128] 12288 151936  40960  1000000.0 / 1.0     0 false;
     "qwen3-32b"    qwen3  64 5120 [64, 8, 128] 25600 151936  40960  1000000.0 / 1.0     0 false;
+    "qwen3-30b-a3b" qwen3moe 48 2048 [32, 4, 128] 6144 151936 40960 1000000.0 / 1.0     0 false experts [128, 8, 768];
     "gemma3-270m"  gemma3 18  640 [4, 1, 256]   2048 262144  32768  1000000.0 / 1.0   512 true;
     "gemma3-1b"    gemma3 26 1152 [4, 1, 256]   6912 262144  32768  1000000.0 / 1.0   512 true;
     "gemma3-4b"    gemma3 34 2560 [8, 4, 256]  10240 262208 131072  1000000.0 / 8.0  1024 true;
@@ -144,7 +154,12 @@ impl Mix {
         if tensor == "output.weight" || (spec.tied && tensor == "token_embd.weight") {
             return self.output;
         }
-        let parts = [("attn_v", Part::Values), ("attn_output", Part::Back), ("ffn_down", Part::Down)];
+        let parts = [
+            ("attn_v", Part::Values),
+            ("attn_output", Part::Back),
+            ("ffn_down", Part::Down),
+            ("ffn_down_exps", Part::Down),
+        ];
         let mut words = tensor.split('.').skip(1);
         let layer = words.next().and_then(|i| i.parse().ok()).unwrap_or(0);
         let name = words.next().unwrap_or_default();
@@ -177,7 +192,8 @@ pub fn synthetic(shape: &str, layers: Option<u32>) -> Result<(Model, SyntheticWe
         spec.rope.divisors = rope::llama3_divisors(spec.rope.dims, spec.rope.base, shape.rope_factor as f64, 8192.0);
     }
     for e in (architecture.tensors)(&spec).into_iter().filter(|e| !e.optional) {
-        let format = if e.vector { quant::F32 } else { format(mix, &spec, &e)? };
+        let whole = e.vector || e.name.ends_with(moe::ROUTER);
+        let format = if whole { quant::F32 } else { format(mix, &spec, &e)? };
         let tensor = TensorSpec { rows: e.rows, cols: e.cols, format };
         if tensor.bytes() > u32::MAX as u64 {
             return Err(ModelError::TensorTooLarge { name: e.name, bytes: tensor.bytes() });
@@ -227,6 +243,11 @@ impl Shape {
         set("vocab_size", self.vocab);
         set("context_length", self.context);
         set("attention.sliding_window", self.window);
+        if let Some(e) = self.experts {
+            set("expert_count", e.count);
+            set("expert_used_count", e.used);
+            set("expert_feed_forward_length", e.ffn);
+        }
         let mut set = |key: &str, value: f32| metadata.insert(format!("{}.{key}", self.architecture), value);
         set("attention.layer_norm_rms_epsilon", if self.architecture == "llama" { 1e-5 } else { 1e-6 });
         set("rope.freq_base", self.rope_base);

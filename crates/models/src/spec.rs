@@ -21,8 +21,10 @@ pub struct ModelSpec {
     pub kv_heads: u32,
     /// Elements per head, of queries, keys and values alike.
     pub head_dim: u32,
-    /// Width inside the feed-forward block.
+    /// Width inside the (dense) feed-forward block.
     pub ffn: u32,
+    /// The feed-forward blocks are mixtures of experts.
+    pub experts: Option<Experts>,
     /// Tokens in the vocabulary.
     pub vocab: u32,
     /// Longest context the model was trained for, in tokens.
@@ -43,10 +45,21 @@ pub struct ModelSpec {
     pub tensors: BTreeMap<String, TensorSpec>,
 }
 
+/// Mixture of experts in place of a dense feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: u32,
+    /// Experts that a token uses.
+    pub used: u32,
+    /// Width inside an expert.
+    pub ffn: u32,
+}
+
 /// A tensor: `rows` × `cols`, `cols` contiguous; vectors have one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorSpec {
-    /// Output features.
+    /// Output features; those of all experts where there are several.
     pub rows: u32,
     /// Input features.
     pub cols: u32,
@@ -127,6 +140,17 @@ impl ModelSpec {
     pub fn weight_bytes(&self) -> u64 {
         self.tensors.values().map(TensorSpec::bytes).sum()
     }
+
+    /// Bytes of weights that one token reads: all but the embedding table (unless it is the output matrix too), and of
+    /// the experts' matrices those of the chosen.
+    pub fn bytes_per_token(&self) -> u64 {
+        let of = |(name, tensor): (&String, &TensorSpec)| match self.experts {
+            _ if name == "token_embd.weight" && !self.tied => tensor.bytes() / tensor.rows as u64,
+            Some(e) if name.contains("_exps.") => tensor.bytes() / e.count as u64 * e.used as u64,
+            _ => tensor.bytes(),
+        };
+        self.tensors.iter().map(of).sum()
+    }
 }
 
 impl TensorSpec {
@@ -146,6 +170,9 @@ impl Display for ModelSpec {
         writeln!(f, "width            {}", self.width)?;
         writeln!(f, "heads            {} of {}, {} kv", self.heads, self.head_dim, self.kv_heads)?;
         writeln!(f, "feed-forward     {}", self.ffn)?;
+        if let Some(e) = self.experts {
+            writeln!(f, "experts          {} of {}, {} wide", e.used, e.count, e.ffn)?;
+        }
         let tied = if self.tied { "tied" } else { "untied" };
         writeln!(f, "vocabulary       {}, {tied}", self.vocab)?;
         writeln!(f, "trained context  {}", self.context)?;
@@ -162,6 +189,7 @@ impl Display for ModelSpec {
         }
         let (count, bytes) = (self.tensors.len(), self.weight_bytes());
         writeln!(f, "tensors          {count}, {} parameters, {bytes} bytes", self.parameters())?;
+        writeln!(f, "read per token   {} bytes", self.bytes_per_token())?;
         let mut formats: BTreeMap<u32, (&str, usize, u64)> = BTreeMap::new();
         for t in self.tensors.values() {
             let row = formats.entry(t.format.ggml_type).or_insert((t.format.name, 0, 0));

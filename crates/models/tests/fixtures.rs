@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zinc_gguf::Gguf;
 use zinc_ir::device::WeightSource;
 use zinc_ir::graph::{Activation, AttentionSpec, Op, Pairing, WeightId};
-use zinc_models::{GgufWeights, Model, ModelError, ModelSpec, RopeScaling, open};
+use zinc_models::{Experts, GgufWeights, Model, ModelError, ModelSpec, RopeScaling, open};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -119,6 +119,25 @@ fn qwen3_norms_heads_that_do_not_divide_the_width() {
 }
 
 #[test]
+fn qwen3moe_has_experts_in_every_layer() {
+    let m = model("qwen3moe");
+    assert_eq!(numbers(&m.spec), [2, 128, 4, 2, 32, 256, 512, 4096]);
+    assert_eq!(m.spec.experts, Some(Experts { count: 8, used: 2, ffn: 32 }));
+    let columns = |is: fn(&Op) -> bool| {
+        let nodes = m.graph.nodes().iter().filter(|n| is(&n.op)).map(|n| n.shape.cols);
+        nodes.collect::<Vec<_>>()
+    };
+    assert_eq!(columns(|op| matches!(op, Op::Route { k: 2, .. })), [4, 4]);
+    assert_eq!(columns(|op| matches!(op, Op::ExpertMatMul { .. })), [64, 64, 256, 64, 64, 256]);
+    assert_eq!(columns(|op| matches!(op, Op::ExpertSum { .. })), [128, 128]);
+    assert_eq!(m.spec.tensors["blk.1.ffn_down_exps.weight"].rows, 8 * 128);
+    // Of each layer's experts, two in eight are read.
+    let experts: u64 = m.spec.tensors.iter().filter(|t| t.0.contains("_exps.")).map(|t| t.1.bytes()).sum();
+    let table = m.spec.tensors["token_embd.weight"].bytes();
+    assert_eq!(m.spec.bytes_per_token(), m.spec.weight_bytes() - table + table / 512 - experts / 8 * 6);
+}
+
+#[test]
 fn gemma3_has_windows_two_ropes_and_scaled_embeddings() {
     let m = model("gemma3");
     assert_eq!(numbers(&m.spec), [6, 128, 4, 2, 32, 128, 512, 4096]);
@@ -147,13 +166,15 @@ fn pairs_are_as_the_architecture_has_them() {
 
 #[test]
 fn text_forms_stay() {
-    let m = model("qwen2_yarn");
-    let found = format!("{}\n{}", m.spec, m.graph);
-    let path = root().join("crates/models/tests/snapshots/qwen2_yarn.txt");
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, &found).unwrap();
+    for name in ["qwen2_yarn", "qwen3moe"] {
+        let m = model(name);
+        let found = format!("{}\n{}", m.spec, m.graph);
+        let path = root().join(format!("crates/models/tests/snapshots/{name}.txt"));
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&path, &found).unwrap();
+        }
+        assert_eq!(found, std::fs::read_to_string(path).unwrap(), "BLESS=1 accepts the new text");
     }
-    assert_eq!(found, std::fs::read_to_string(path).unwrap(), "BLESS=1 accepts the new text");
 }
 
 #[test]
@@ -220,12 +241,14 @@ fn other_architectures_are_refused_by_name() {
         let gguf = Gguf::open(&path).unwrap();
         let architecture = gguf.metadata().str("general.architecture").unwrap().unwrap();
         match (architecture, open(&gguf)) {
-            ("llama" | "qwen2" | "qwen3" | "gemma3", Ok(m)) => assert_eq!(m.spec.architecture, architecture),
+            ("llama" | "qwen2" | "qwen3" | "qwen3moe" | "gemma3", Ok(m)) => {
+                assert_eq!(m.spec.architecture, architecture);
+            }
             ("llama", Err(e)) => assert!(path.ends_with("mixtral/model.gguf"), "{path:?}: {e}"),
-            (_, Err(e)) => assert_eq!(
-                e.to_string(),
-                format!("architecture \"{architecture}\" is not supported; supported are: llama, qwen2, qwen3, gemma3")
-            ),
+            (_, Err(e)) => {
+                let supported = "supported are: llama, qwen2, qwen3, qwen3moe, gemma3";
+                assert_eq!(e.to_string(), format!("architecture \"{architecture}\" is not supported; {supported}"));
+            }
             (_, Ok(_)) => panic!("{path:?} opened"),
         }
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zinc_gguf::Gguf;
 use zinc_ir::device::WeightSource;
-use zinc_ir::graph::{Activation, AttentionSpec, Graph, Op, Pairing, Rope, WeightId};
+use zinc_ir::graph::{Activation, AttentionSpec, Graph, Op, Pairing, Rope, Routing, WeightId};
 use zinc_ir::synthetic::Recipe;
 use zinc_models::{GgufWeights, open, synthetic};
 
@@ -78,6 +78,12 @@ impl Evaluator<'_> {
                     let Op::KvAppend { k, v, .. } = *self.graph.op(append) else { panic!("no append") };
                     attend(of(q), of(k), of(v), spec)
                 }
+                Op::Route { logits, k } => route(of(logits), k as usize),
+                Op::ExpertMatMul { x, route, weight } => {
+                    let Routing { experts, used } = self.graph.routing(route);
+                    expert_matmul(of(x), of(route), &self.weight(weight), experts as usize, used as usize)
+                }
+                Op::ExpertSum { x, route } => expert_sum(of(x), of(route)),
                 Op::Argmax { .. } | Op::TopK { .. } | Op::Sample { .. } => {
                     panic!("models end in logits")
                 }
@@ -102,6 +108,41 @@ fn matmul(x: &Matrix, w: &Matrix) -> Matrix {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let data = x.rows().flat_map(|row| w.rows().map(move |w| dot(row, w)));
     Matrix { cols: w.data.len() / w.cols, data: data.collect() }
+}
+
+/// As published: softmax over all experts, the best `k`, divided by their sum. Rows of weights, then numbers.
+fn route(logits: &Matrix, k: usize) -> Matrix {
+    let row = |logits: &[f64]| {
+        let all: f64 = logits.iter().map(|l| l.exp()).sum();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+        let weights: Vec<f64> = order[..k].iter().map(|e| logits[*e].exp() / all).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|w| w / sum).chain(order[..k].iter().map(|e| *e as f64)).collect::<Vec<_>>()
+    };
+    Matrix { cols: 2 * k, data: logits.rows().flat_map(row).collect() }
+}
+
+fn expert_matmul(x: &Matrix, route: &Matrix, w: &Matrix, experts: usize, used: usize) -> Matrix {
+    let size = w.data.len() / experts;
+    let mut data = vec![];
+    for (x, route) in x.rows().zip(route.rows()) {
+        for which in 0..used {
+            let expert = route[used + which] as usize;
+            let w = Matrix { cols: w.cols, data: w.data[expert * size..][..size].to_vec() };
+            let own = if x.len() == w.cols { x } else { &x[which * w.cols..][..w.cols] };
+            data.extend(matmul(&Matrix { cols: w.cols, data: own.to_vec() }, &w).data);
+        }
+    }
+    Matrix { cols: used * (size / w.cols), data }
+}
+
+fn expert_sum(x: &Matrix, route: &Matrix) -> Matrix {
+    let used = route.cols / 2;
+    let cols = x.cols / used;
+    let sum = |x: &[f64], route: &[f64], col: usize| (0..used).map(|i| route[i] * x[i * cols + col]).sum::<f64>();
+    let rows = x.rows().zip(route.rows());
+    Matrix { cols, data: rows.flat_map(|(x, r)| (0..cols).map(move |col| sum(x, r, col))).collect() }
 }
 
 fn activate(act: Activation, x: f64) -> f64 {
@@ -177,7 +218,7 @@ fn difference(folder: &str, reference: &str) -> f64 {
 
 #[test]
 fn logits_are_those_of_transformers() {
-    for name in ["llama", "llama_linear", "qwen2", "qwen2_yarn", "qwen3", "gemma3"] {
+    for name in ["llama", "llama_linear", "qwen2", "qwen2_yarn", "qwen3", "qwen3moe", "gemma3"] {
         let difference = difference(&format!("arch/{name}"), "logits_hf");
         println!("{name}: {difference:.1e}");
         assert!(difference < 1e-4, "{name}: {difference}");

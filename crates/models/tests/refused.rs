@@ -62,7 +62,7 @@ impl Edit {
 
 #[test]
 fn unchanged_copies_open() {
-    for name in ["llama", "llama_linear", "qwen2", "qwen2_yarn", "qwen3", "gemma3"] {
+    for name in ["llama", "llama_linear", "qwen2", "qwen2_yarn", "qwen3", "qwen3moe", "gemma3"] {
         load(name).open().unwrap();
     }
 }
@@ -119,6 +119,23 @@ fn variants_that_compute_otherwise_are_refused() {
     load("qwen3").set("qwen3.attention.causal", false).refused("not causal");
     load("gemma3").set("gemma3.final_logit_softcapping", 30.0_f32).refused("final_logit_softcapping");
     load("llama").set("llama.rope.scaling.type", "longrope").refused("rope scaling of type \"longrope\"");
+}
+
+#[test]
+fn mixtures_of_experts() {
+    let edit = |key: &str, value: u32| load("qwen3moe").set(&format!("qwen3moe.{key}"), value);
+    edit("expert_count", 0).refused("\"qwen3moe.expert_count\" is 0, but must be from 1 to");
+    edit("expert_count", 16).refused("\"blk.0.ffn_gate_inp.weight\" has shape [128, 8]");
+    edit("expert_used_count", 9).refused("\"qwen3moe.expert_used_count\" is 9, but must be at most the 8 experts");
+    edit("expert_used_count", 0).refused("qwen3moe.expert_used_count");
+    edit("expert_feed_forward_length", 64).refused("\"blk.0.ffn_gate_exps.weight\" has shape [128, 32, 8]");
+    edit("expert_feed_forward_length", u32::MAX).refused("qwen3moe.expert_feed_forward_length");
+    load("qwen3moe").unset("qwen3moe.expert_count").refused("metadata key \"qwen3moe.expert_count\" is missing");
+    // 256 of a dense block, for two experts.
+    load("qwen3moe").unset("qwen3moe.expert_feed_forward_length").refused("the metadata ask for [128, 128, 8]");
+    load("qwen3moe").set("qwen3moe.expert_weights_scale", 2.5_f32).refused("expert_weights_scale");
+    load("qwen3moe").drop_tensor("blk.1.ffn_down_exps.weight").refused("blk.1.ffn_down_exps.weight");
+    load("qwen3moe").tensor("blk.0.ffn_up_exps.weight", &[128, 32 * 8], TensorType::F16).refused("ffn_up_exps");
 }
 
 #[test]
@@ -180,7 +197,7 @@ fn window_patterns_of_gemma3() {
 /// Every key with every kind of nonsense, and every tensor in odd shapes: an answer, never a panic.
 #[test]
 fn nonsense_never_panics() {
-    for name in ["llama", "qwen2_yarn", "gemma3"] {
+    for name in ["llama", "qwen2_yarn", "qwen3moe", "gemma3"] {
         let original = load(name);
         let numbers = [0_u32, 1, 2, 3, 5, 31, 1 << 16, u32::MAX].map(Value::U32);
         let floats =

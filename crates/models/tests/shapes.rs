@@ -2,7 +2,7 @@
 
 use zinc_ir::device::WeightSource;
 use zinc_ir::graph::WeightId;
-use zinc_models::{MIXES, ModelError, SHAPES, open, synthetic};
+use zinc_models::{Experts, MIXES, ModelError, SHAPES, open, synthetic};
 
 #[test]
 fn parameters_are_as_published() {
@@ -15,6 +15,7 @@ fn parameters_are_as_published() {
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen2.5-32b", 32_763_876_352),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
         ("gemma3-1b", 999_885_952),
     ] {
         assert_eq!(synthetic(name, None).unwrap().0.spec.parameters(), parameters, "{name}");
@@ -70,6 +71,26 @@ fn values_and_down_projections_are_better_in_some_layers() {
     let small = synthetic("qwen2.5-0.5b", None).unwrap().0.spec;
     assert_eq!(small.tensors["blk.0.attn_q.weight"].format.name, "Q5_0");
     assert_eq!(small.tensors["token_embd.weight"].format.name, "Q8_0");
+}
+
+#[test]
+fn a_token_reads_the_experts_it_uses() {
+    let spec = synthetic("qwen3-30b-a3b:q4_k_m", None).unwrap().0.spec;
+    assert_eq!(spec.experts, Some(Experts { count: 128, used: 8, ffn: 768 }));
+    assert_eq!(spec.tensors["blk.0.ffn_gate_inp.weight"].format.name, "F32");
+    assert_eq!(spec.tensors["blk.0.ffn_down_exps.weight"].format.name, "Q6_K");
+    assert_eq!(spec.tensors["blk.6.ffn_down_exps.weight"].format.name, "Q4_K");
+    // 17.28 GiB in the published file.
+    let gib = spec.weight_bytes() as f64 / (1u64 << 30) as f64;
+    assert!((17.26..17.29).contains(&gib), "{gib} GiB");
+    let gb = spec.bytes_per_token() as f64 / 1e9;
+    assert!((1.9..2.1).contains(&gb), "{gb} GB per token");
+    // In a dense model, all but the table; where that is the output matrix, all.
+    let dense = synthetic("llama3.1-8b", None).unwrap().0.spec;
+    let table = dense.tensors["token_embd.weight"];
+    assert_eq!(dense.bytes_per_token(), dense.weight_bytes() - table.bytes() + table.bytes() / table.rows as u64);
+    let tied = synthetic("smollm2-135m", None).unwrap().0.spec;
+    assert_eq!(tied.bytes_per_token(), tied.weight_bytes());
 }
 
 #[test]

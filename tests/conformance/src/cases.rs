@@ -13,6 +13,7 @@ pub const ARCHITECTURES: &[(&str, f32)] = &[
     ("qwen2", 6.8e-3),
     ("qwen2_yarn", 9.8e-3),
     ("qwen3", 9.6e-3),
+    ("qwen3moe", 6.3e-3),
     ("gemma3", 1.7e-2),
 ];
 

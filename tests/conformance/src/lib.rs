@@ -4,6 +4,7 @@ mod batches;
 mod cases;
 mod chains;
 mod drive;
+mod experts;
 mod fixture;
 mod interpreted;
 
@@ -11,5 +12,6 @@ pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use chains::{chained_equals_unchained, tails_agree};
 pub use drive::{Chunk, Driver};
+pub use experts::mixture_of_experts;
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};

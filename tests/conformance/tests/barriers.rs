@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
 use zinc_conformance::{Fixture, gpu_caps};
+use zinc_ir::graph::Graph;
 use zinc_ir::plan::{ActPrecision, Bucket, Entry, KvLayout, KvType, PlanError, Tail, verify};
 
 fn plans(path: &str) -> Vec<zinc_ir::plan::Plan> {
@@ -24,7 +25,7 @@ fn plans(path: &str) -> Vec<zinc_ir::plan::Plan> {
 
 #[test]
 fn deleting_any_barrier_is_found() {
-    for path in ["arch/llama", "arch/gemma3", "quant/Q4_K"] {
+    for path in ["arch/llama", "arch/gemma3", "arch/qwen3moe", "quant/Q4_K"] {
         for plan in plans(path) {
             assert_eq!(verify(&plan), Ok(()), "{path}");
             let barriers: Vec<usize> =
@@ -37,6 +38,31 @@ fn deleting_any_barrier_is_found() {
                 assert!(matches!(found, Err(PlanError::Hazard { .. })), "{path}: barrier {at} was not needed");
             }
         }
+    }
+}
+
+/// The templates of each layer's launches in decoding, and how many launches there are besides.
+fn decode_layers(graph: &Arc<Graph>, act: ActPrecision) -> (Vec<Vec<&'static str>>, usize) {
+    let kv = Arc::new(KvLayout::new(graph, KvType::F16, 64));
+    let bucket = Bucket { tokens: 1, outputs: 1, context: 1024, sequences: 1, tail: Tail::Greedy };
+    let choices = Choices { act, ..Choices::default() };
+    let plan = compile(graph, &kv, bucket, &gpu_caps(32), &choices).expect("compiles");
+    let of = |layer| plan.launches().filter(|l| l.layer == layer).map(|l| l.template).collect::<Vec<_>>();
+    let layers: Vec<_> = (0..graph.kv().len() as u32).map(of).collect();
+    let rest = plan.launches().count() - layers.iter().map(Vec::len).sum::<usize>();
+    (layers, rest)
+}
+
+#[test]
+fn a_decode_layer_with_experts_is_seven_launches() {
+    let fixture = Fixture::open("arch/qwen3moe").graph;
+    let shape = zinc_models::synthetic("qwen3-30b-a3b:q4_k_m", Some(2)).expect("a shape").0.graph;
+    let expected = ["matvec_qkv", "attention", "attention", "matvec_residual", "router", "expert_glu", "expert_down"];
+    for (graph, act) in [(&fixture, ActPrecision::F32), (&shape, ActPrecision::F32), (&shape, ActPrecision::F16)] {
+        let (layers, rest) = decode_layers(graph, act);
+        assert_eq!(layers, vec![expected.to_vec(); 2], "{act:?}");
+        // Embedding and its quantization, output matrix, and the passes of the argmax.
+        assert!((3..=5).contains(&rest), "{act:?}: {rest} launches outside layers");
     }
 }
 

@@ -3,7 +3,7 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, greedy_equals_reference, tails_agree,
+    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, tails_agree,
 };
 use zinc_cpu::{CpuDevice, Isa};
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -47,6 +47,21 @@ fn formats() {
             for act in PRECISIONS {
                 format(device, name, Choices { act, ..Choices::default() }, 24, 24);
                 format(device, name, Choices { act, ..Choices::default() }, 1, 24);
+            }
+        }
+    });
+}
+
+#[test]
+fn experts_of_odd_sizes() {
+    each_level(|device| {
+        for format in ["F32", "F16", "Q8_0", "Q4_0", "Q5_1"] {
+            for rows in [1, 7, 40] {
+                for fuse in [true, false] {
+                    mixture_of_experts(device, format, Choices { fuse, ..Choices::default() }, rows, 5e-6);
+                }
+                let choices = Choices { act: ActPrecision::Q8, ..Choices::default() };
+                mixture_of_experts(device, format, choices, rows, 3e-2);
             }
         }
     });

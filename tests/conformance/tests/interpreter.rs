@@ -3,7 +3,7 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, gpu_caps, greedy_equals_reference, tails_agree,
+    chained_equals_unchained, format, gpu_caps, greedy_equals_reference, mixture_of_experts, tails_agree,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -43,6 +43,45 @@ fn qwen3() {
 }
 
 #[test]
+fn qwen3moe() {
+    for (subgroup, rows) in [(4, 1), (8, 8), (16, 3), (32, 1), (64, 2)] {
+        architecture(&mut device(subgroup), "qwen3moe", choices(F32), KvType::F32, rows);
+    }
+    architecture(&mut device(32), "qwen3moe", choices(ActPrecision::Q8), KvType::F32, 2);
+    // Prompts.
+    architecture(&mut device(8), "qwen3moe", choices(F32), KvType::F32, 24);
+    architecture(&mut device(16), "qwen3moe", choices(ActPrecision::F16), KvType::F16, 12);
+}
+
+#[test]
+fn qwen3moe_unfused() {
+    let unfused = Choices { fuse: false, ..Choices::default() };
+    for rows in [1, 12] {
+        architecture(&mut device(16), "qwen3moe", unfused, KvType::F32, rows);
+    }
+}
+
+#[test]
+fn experts_of_odd_sizes() {
+    let unfused = Choices { fuse: false, ..Choices::default() };
+    for (i, format) in ["F32", "F16", "Q8_0", "Q4_0", "Q5_1"].into_iter().enumerate() {
+        let subgroup = [4, 8, 16, 32, 64][i];
+        for rows in [1, 3, 9] {
+            mixture_of_experts(&mut device(subgroup), format, choices(F32), rows, 5e-6);
+        }
+        mixture_of_experts(&mut device(subgroup), format, unfused, 2, 5e-6);
+    }
+    // Inputs in blocks: two bytes, then one.
+    for (i, format) in ["Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q5_1"].into_iter().enumerate() {
+        let subgroup = [4, 8, 16, 32, 64][i];
+        let wide = choices(ActPrecision::F16);
+        mixture_of_experts(&mut device(subgroup), format, wide, 1, 1e-4);
+        mixture_of_experts(&mut device(subgroup), format, Choices { fuse: false, ..wide }, 2, 1e-4);
+        mixture_of_experts(&mut device(subgroup), format, choices(ActPrecision::Q8), 3, 3e-2);
+    }
+}
+
+#[test]
 fn gemma3() {
     architecture(&mut device(32), "gemma3", choices(F32), KvType::F32, 4);
 }
@@ -60,11 +99,13 @@ fn formats() {
 #[test]
 fn a_batch_gives_each_sequence_its_own_tokens() {
     batch_equals_solo(&mut device(32), "arch/qwen3");
+    batch_equals_solo(&mut device(16), "arch/qwen3moe");
 }
 
 #[test]
 fn greedy() {
     greedy_equals_reference(&mut device(32), "arch/llama", Choices::default(), KvType::F32, 8);
+    greedy_equals_reference(&mut device(8), "arch/qwen3moe", Choices::default(), KvType::F32, 8);
 }
 
 #[test]

@@ -76,6 +76,7 @@ const SHAPES: &[&str] = &[
     "smollm2-135m:iq4_nl",
     "smollm2-135m:mxfp4",
     "qwen3-0.6b:q8_0",
+    "qwen3-30b-a3b:q4_k_m",
     "gemma3-270m:q4_0",
     "smollm2-135m:q4_1",
     "smollm2-135m:q5_0",
@@ -125,6 +126,11 @@ fn kernels_of_real_shapes_become_spirv() {
 #[test]
 fn decode_in_subgroups_of_32() {
     check("decode_llama_f16_32.txt", &text_of(&plan("arch/llama", 32, 1, ActPrecision::F32)));
+}
+
+#[test]
+fn decode_with_experts_in_subgroups_of_32() {
+    check("decode_qwen3moe_f16_32.txt", &text_of(&plan("arch/qwen3moe", 32, 1, ActPrecision::F32)));
 }
 
 #[test]

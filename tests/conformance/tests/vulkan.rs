@@ -3,7 +3,7 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, greedy_equals_reference, tails_agree,
+    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, tails_agree,
 };
 use zinc_ir::device::Device;
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -79,6 +79,17 @@ fn formats() {
             format(device, name, choices(ActPrecision::Q8), 1, 24);
             format(device, name, choices(ActPrecision::F16), 24, 24);
         }
+    });
+}
+
+#[test]
+fn experts_of_odd_sizes() {
+    on_device(|device| {
+        for rows in [1, 9] {
+            mixture_of_experts(device, "Q4_0", choices(ActPrecision::F32), rows, 5e-6);
+            mixture_of_experts(device, "Q4_K", choices(ActPrecision::F16), rows, 1e-3);
+        }
+        mixture_of_experts(device, "Q6_K", choices(ActPrecision::Q8), 2, 3e-2);
     });
 }
 

@@ -32,11 +32,14 @@ pub(crate) struct Inputs<'b> {
     pub(crate) base: Val<'b>,
     /// Byte offset of each row.
     pub(crate) rows: Vec<Val<'b>>,
+    /// Column of the rows that meets the weights' first, a multiple of 32; none: the first.
+    pub(crate) column: Option<Val<'b>>,
     /// What the rows are.
     pub(crate) kind: InputKind<'b>,
 }
 
 /// What input rows are.
+#[derive(Clone, Copy)]
 pub(crate) enum InputKind<'b> {
     /// F32, with a norm in front.
     Floats(Option<Norm<'b>>),

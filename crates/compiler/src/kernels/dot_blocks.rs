@@ -95,6 +95,45 @@ struct Step<'b> {
     real: Option<Val<'b>>,
 }
 
+/// One step of one row of inputs that is no part of a loop here: where each lane has weight rows of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'b> {
+    /// Unit, or pair, of the weights' rows.
+    pub(super) at: Val<'b>,
+    /// Units: 1, or 2 as a pair.
+    pub(super) span: u32,
+}
+
+impl<'b> Part<'b> {
+    fn step(self, b: &'b Builder) -> [Step<'b>; 1] {
+        [Step { first: b.u32(0), lane: self.at, span: self.span, real: None }]
+    }
+
+    /// Loads its weights.
+    pub(super) fn issue(
+        self,
+        b: &'b Builder,
+        rows: &[WeightRow<'_, 'b>],
+        inputs: &Inputs<'b>,
+        layout: RowLayout,
+    ) -> Vec<Val<'b>> {
+        Dot { b, subgroup: 1, rows, inputs, layout, norm: false }.issue(&self.step(b))
+    }
+
+    /// The sums of each row, from its weights.
+    pub(super) fn sums(
+        self,
+        b: &'b Builder,
+        rows: &[WeightRow<'_, 'b>],
+        inputs: &Inputs<'b>,
+        layout: RowLayout,
+        loaded: Vec<Val<'b>>,
+    ) -> Vec<Val<'b>> {
+        let zero = vec![b.f32(0.0); rows.len()];
+        Dot { b, subgroup: 1, rows, inputs, layout, norm: false }.consume(&self.step(b), loaded, zero)
+    }
+}
+
 /// What all steps share.
 struct Dot<'a, 'r, 'b> {
     b: &'b Builder,
@@ -166,7 +205,11 @@ impl<'b> Dot<'_, '_, 'b> {
             let place = self.place(format, step);
             let block = format.device_block();
             let runs = &decoded[members[0]];
-            let cols: Vec<Val<'b>> = runs.iter().map(|run| place.lane_block * block + run.col).collect();
+            let column = |run: &Run<'b>| {
+                let col = place.lane_block * block + run.col;
+                self.inputs.column.map_or(col, |first| col + first)
+            };
+            let cols: Vec<Val<'b>> = runs.iter().map(column).collect();
             for runs in sharing_a_scale(runs) {
                 for j in 0..n {
                     let x = self.input(j, &runs, place.col, &cols, step.real);
@@ -186,8 +229,8 @@ impl<'b> Dot<'_, '_, 'b> {
     fn place(&self, format: &QuantFormat, step: &Step<'b>) -> Place<'b> {
         let units = format.device_block() / UNIT;
         let per_block = units / step.span;
-        // Steps of 512 columns and more start at a block and keep the inputs' order.
-        if (self.subgroup * UNIT).is_multiple_of(512) {
+        // Steps of 512 columns and more start at a block and keep the inputs' order; columns that begin elsewhere may not.
+        if self.inputs.column.is_none() && (self.subgroup * UNIT).is_multiple_of(512) {
             let (lane_block, sub) = (step.lane / per_block, step.lane % per_block);
             return Place { block: step.first / units, col: step.first * UNIT, lane_block, sub };
         }

@@ -30,7 +30,7 @@ pub(super) fn accumulate<'a, 'b>(
 }
 
 /// Adds one unit of every row to the accumulators `[r][n]`, and the inputs' squares after them.
-fn add_unit<'a, 'b>(
+pub(super) fn add_unit<'a, 'b>(
     b: &'b Builder,
     rows: &[WeightRow<'a, 'b>],
     inputs: &Inputs<'b>,
@@ -50,7 +50,8 @@ fn add_unit<'a, 'b>(
         for run in 0..2 {
             let col = first_column(format, unit, &decoded[0][run]);
             for j in 0..n {
-                let raw = load16(b, inputs.base, inputs.rows[j] + col * 4);
+                let own = inputs.column.map_or(col, |first| col + first);
+                let raw = load16(b, inputs.base, inputs.rows[j] + own * 4);
                 let x = match norm {
                     Some(norm) => {
                         let gain = load16(b, norm.weight, col * 4);

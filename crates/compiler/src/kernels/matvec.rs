@@ -120,7 +120,7 @@ fn match_residual(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 /// The value in front of a quantization that ends the region, or `node` itself; and the nodes so far.
-fn with_ending(f: &Finder<'_>, node: NodeId) -> (NodeId, Vec<NodeId>) {
+pub(super) fn with_ending(f: &Finder<'_>, node: NodeId) -> (NodeId, Vec<NodeId>) {
     match quantize::ending(f, node) {
         Some((value, quantized)) => (value, vec![quantized, value]),
         None => (node, vec![node]),
@@ -296,7 +296,7 @@ pub(super) fn inputs<'b>(ctx: &Ctx<'_>, b: &'b Builder, args: &Args<'b>, source:
     } else {
         (0..n).map(|i| b.u32(i * bytes)).collect()
     };
-    Inputs { base, rows, kind }
+    Inputs { base, rows, column: None, kind }
 }
 
 /// What the values of a tile go through after their sums.

@@ -1,8 +1,8 @@
 //! The kernel templates: one file per kernel family, one row per template.
 //!
 //! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five to six launches per layer.
-//! Many rows (prompts): `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an
-//! answer for every graph.
+//! `route`, `experts` and `expert_down` are those of mixtures of experts, for any number of rows. Many rows (prompts):
+//! `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an answer for every graph.
 
 mod args;
 mod attention;
@@ -10,11 +10,15 @@ mod attention_tiled;
 mod dot;
 mod dot_blocks;
 mod dot_floats;
+mod expert_down;
+mod expert_tile;
+mod experts;
 mod matmul;
 mod matvec;
 mod qkv;
 mod quantize;
 mod rope_append;
+mod route;
 mod rows;
 mod tables;
 mod top_k;
@@ -33,6 +37,9 @@ pub const MATVEC_ROWS: u32 = 8;
 /// All templates; the first match wins, so the order is the policy.
 pub static TEMPLATES: &[&Template] = &[
     &qkv::QKV,
+    &experts::GLU,
+    &expert_down::DOWN,
+    &route::ROUTER,
     &matvec::GLU,
     &matvec::RESIDUAL,
     &matvec::MATVEC,
@@ -53,6 +60,9 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::ADD,
     &rows::BIAS,
     &rows::SCALE,
+    &route::ROUTE,
+    &experts::MATMUL,
+    &expert_down::SUM,
     &rows::ARGMAX,
     &top_k::TOP_K,
 ];

@@ -182,14 +182,27 @@ fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileErro
 
 /// Sum over all lanes of the workgroup, the same in all of them.
 pub(super) fn workgroup_sum<'b>(b: &'b Builder, value: Val<'b>, subgroups: u32) -> Val<'b> {
-    let own = value.subgroup_add();
+    workgroup_sums(b, &[value], subgroups)[0]
+}
+
+/// The same for several values, with one barrier.
+pub(super) fn workgroup_sums<'b>(b: &'b Builder, values: &[Val<'b>], subgroups: u32) -> Vec<Val<'b>> {
+    let own: Vec<Val<'b>> = values.iter().map(|v| v.subgroup_add()).collect();
     if subgroups == 1 {
         return own;
     }
-    let parts = b.shared("parts", Type::F32, subgroups);
-    b.if_(b.lane().eq(0), || b.shared_store(parts, b.subgroup_id(), own));
+    let n = own.len() as u32;
+    let parts = b.shared("parts", Type::F32, n * subgroups);
+    b.if_(b.lane().eq(0), || {
+        for (k, own) in own.iter().enumerate() {
+            b.shared_store(parts, b.subgroup_id() * n + k as u32, *own);
+        }
+    });
     b.barrier();
-    b.for_(b.u32(0), b.u32(subgroups), 1, &[b.f32(0.0)], |i, sum| vec![sum[0] + b.shared_load(parts, i)])[0]
+    let zero = vec![b.f32(0.0); own.len()];
+    b.for_(b.u32(0), b.u32(subgroups), 1, &zero, |i, sums| {
+        sums.iter().zip(0..).map(|(sum, k)| *sum + b.shared_load(parts, i * n + k)).collect()
+    })
 }
 
 /// Cosine and sine of a pair for a row.

@@ -16,7 +16,7 @@ use zinc_ir::sample;
 /// Values of a step, kept from step to step of one program.
 #[derive(Default)]
 pub(super) struct Values {
-    slots: Vec<Vec<f32>>,
+    pub(super) slots: Vec<Vec<f32>>,
     tokens: Vec<u32>,
     /// Rotations of every table: `[token][2][pairs]`.
     turns: Vec<Vec<f32>>,
@@ -50,7 +50,7 @@ fn turn(pool: &Pool, graph: &Graph, step: &Step, turns: &mut Vec<Vec<f32>>) {
 }
 
 /// `f(row, values)` for all rows of a matrix, in parallel.
-fn each_row(pool: &Pool, data: &mut [f32], rows: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn each_row(pool: &Pool, data: &mut [f32], rows: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     let cols = data.len().checked_div(rows).unwrap_or(0);
     let base = SharedPtr(data.as_mut_ptr());
     pool.for_each_chunk(rows, |_, range| {
@@ -108,7 +108,7 @@ impl Run<'_> {
     }
 
     /// The buffer of a slot, out of the table, with `rows` rows of any content.
-    fn take(&mut self, slot: Slot, rows: usize) -> Vec<f32> {
+    pub(super) fn take(&mut self, slot: Slot, rows: usize) -> Vec<f32> {
         let mut buffer = std::mem::take(&mut self.values.slots[slot]);
         buffer.resize(rows * self.program.slots[slot], 0.0);
         buffer
@@ -134,6 +134,9 @@ impl Run<'_> {
                 self.values.slots[*out] = buffer;
             }
             Kind::Products { x, norm, list } => self.products(rows, *x, *norm, list),
+            Kind::Experts(spec) => self.experts(rows, spec),
+            Kind::Route { logits, k, out } => self.route(*logits, *k, *out, rows),
+            Kind::ExpertSum { x, route, out } => self.expert_sum(*x, *route, *out, rows),
             Kind::Row { op, x, out } => self.row(*op, *x, *out, rows),
             Kind::Append { k, v, layer } => self.append(*k, *v, *layer),
             Kind::Attention { q, layer, spec, out } => {

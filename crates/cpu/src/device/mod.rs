@@ -5,6 +5,7 @@
 //! ```
 
 mod execute;
+mod experts;
 mod model;
 mod program;
 
@@ -120,7 +121,7 @@ impl Device for CpuDevice {
             let op = plan.graph.op(*node);
             let Some(weight) = op.weight() else { continue };
             let loaded = model.weights.get(weight.index()).is_some_and(|w| match op {
-                Op::MatMul { .. } | Op::Embed { .. } => w.matrix.is_some(),
+                Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Embed { .. } => w.matrix.is_some(),
                 _ => w.vector.is_some(),
             });
             if !loaded {

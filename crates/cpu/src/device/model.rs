@@ -97,7 +97,7 @@ fn load_weight(
 ) -> Result<Loaded, DeviceError> {
     let weight = graph.weight_of(id);
     let used = |f: fn(&Op) -> bool| graph.nodes().iter().any(|n| n.op.weight() == Some(id) && f(&n.op));
-    let as_matrix = used(|op| matches!(op, Op::MatMul { .. } | Op::Embed { .. }));
+    let as_matrix = used(|op| matches!(op, Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Embed { .. }));
     let as_vector = used(|op| matches!(op, Op::RmsNorm { .. } | Op::Bias { .. }));
     if !as_matrix && !as_vector {
         return Ok(Loaded::default());

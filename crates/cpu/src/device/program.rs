@@ -8,7 +8,7 @@
 //! by op, so that any region is correct.
 
 use std::collections::HashMap;
-use zinc_ir::graph::{Activation, AttentionSpec, Graph, NodeId, Op, Pairing, RopeId, Rows, WeightId};
+use zinc_ir::graph::{Activation, AttentionSpec, Graph, NodeId, Op, Pairing, RopeId, Routing, Rows, WeightId};
 use zinc_ir::plan::Plan;
 
 /// Index of a buffer.
@@ -30,6 +30,12 @@ pub(super) enum Kind {
     Select { x: Slot, out: Slot },
     /// Products that share an input.
     Products { x: Slot, norm: Option<(WeightId, f32)>, list: Vec<ProductSpec> },
+    /// Products by the experts of each row.
+    Experts(ExpertSpec),
+    /// The best experts of each row with their weights.
+    Route { logits: Slot, k: usize, out: Slot },
+    /// Weighted sum of what the experts of a row gave.
+    ExpertSum { x: Slot, route: Slot, out: Slot },
     /// A row operation: `out` is `x` itself or becomes a copy of it first.
     Row { op: RowOp, x: Slot, out: Slot },
     /// K and V into the cache.
@@ -51,6 +57,17 @@ pub(super) struct ProductSpec {
     pub(super) bias: Option<WeightId>,
     /// Added; may be `out` itself.
     pub(super) residual: Option<Slot>,
+    pub(super) out: Slot,
+}
+
+#[derive(Debug)]
+pub(super) struct ExpertSpec {
+    pub(super) x: Slot,
+    pub(super) norm: Option<(WeightId, f32)>,
+    pub(super) route: Slot,
+    pub(super) routing: Routing,
+    pub(super) weight: WeightId,
+    pub(super) glu: Option<(WeightId, Activation)>,
     pub(super) out: Slot,
 }
 
@@ -84,6 +101,16 @@ struct Draft {
 enum DraftKind {
     Op,
     Products { x: NodeId, norm: Option<(WeightId, f32)>, list: Vec<DraftProduct> },
+    Experts(DraftExperts),
+}
+
+struct DraftExperts {
+    x: NodeId,
+    norm: Option<(WeightId, f32)>,
+    route: NodeId,
+    weight: WeightId,
+    glu: Option<(WeightId, Activation)>,
+    out: NodeId,
 }
 
 struct DraftProduct {
@@ -105,6 +132,7 @@ impl Draft {
             DraftKind::Products { x, list, .. } => {
                 std::iter::once(*x).chain(list.iter().filter_map(|p| p.residual)).collect()
             }
+            DraftKind::Experts(e) => vec![e.x, e.route],
         }
     }
 }
@@ -164,6 +192,7 @@ impl<'a> Fuser<'a> {
             }
             let kind = match *self.graph.op(node) {
                 Op::MatMul { x, weight } => self.products(x, launch, (self.integers)(weight)),
+                Op::ExpertMatMul { x, route, weight } => self.experts(node, x, route, weight),
                 Op::RmsNorm { .. } if self.draws_in(node, launch) => {
                     self.drawn_in[node.index()] = true;
                     continue;
@@ -181,7 +210,8 @@ impl<'a> Fuser<'a> {
     /// Is this a norm of whole rows that only products of the same launch read?
     fn draws_in(&self, node: NodeId, launch: usize) -> bool {
         let Op::RmsNorm { group, .. } = *self.graph.op(node) else { return false };
-        let reads = |user: &NodeId| self.launch[user] == launch && matches!(self.graph.op(*user), Op::MatMul { .. });
+        let product = |op: &Op| matches!(op, Op::MatMul { .. } | Op::ExpertMatMul { .. });
+        let reads = |user: &NodeId| self.launch[user] == launch && product(self.graph.op(*user));
         group == self.graph.node(node).shape.cols
             && Some(node) != self.output
             && self.users[node.index()].iter().all(reads)
@@ -209,11 +239,37 @@ impl<'a> Fuser<'a> {
             self.extend(&mut p, &group);
             list.push(p);
         }
-        let (x, norm) = match *self.graph.op(x) {
+        let (x, norm) = self.input(x);
+        DraftKind::Products { x, norm, list }
+    }
+
+    /// What a product reads: a value, or one behind a norm that the product computes.
+    fn input(&self, x: NodeId) -> (NodeId, Option<(WeightId, f32)>) {
+        match *self.graph.op(x) {
             Op::RmsNorm { x: input, weight, eps, .. } if self.drawn_in[x.index()] => (input, Some((weight, eps))),
             _ => (x, None),
-        };
-        DraftKind::Products { x, norm, list }
+        }
+    }
+
+    /// A product by experts, with the up side and the gate if they are in the same launch.
+    fn experts(&mut self, node: NodeId, x: NodeId, route: NodeId, weight: WeightId) -> DraftKind {
+        self.done[node.index()] = true;
+        let (mut glu, mut out) = (None, node);
+        if let Some(user) = self.only_user(node)
+            && let Op::Glu { gate, up, act } = *self.graph.op(user)
+            && let Op::ExpertMatMul { x: other_x, route: other_route, weight: other } = *self.graph.op(up)
+            && gate == node
+            && (other_x, other_route) == (x, route)
+            && !self.done[up.index()]
+            && self.only_user(up) == Some(user)
+            && (self.integers)(weight) == (self.integers)(other)
+        {
+            self.done[up.index()] = true;
+            self.done[user.index()] = true;
+            (glu, out) = (Some((other, act)), user);
+        }
+        let (x, norm) = self.input(x);
+        DraftKind::Experts(DraftExperts { x, norm, route, weight, glu, out })
     }
 
     /// The only reader of a value, if it is in the same launch.
@@ -290,6 +346,15 @@ fn place(plan: &Plan, drafts: Vec<Draft>) -> Program {
                 });
                 Kind::Products { x, norm: *norm, list: list.collect() }
             }
+            DraftKind::Experts(e) => Kind::Experts(ExpertSpec {
+                x: places.of[&e.x],
+                norm: e.norm,
+                route: places.of[&e.route],
+                routing: graph.routing(e.route),
+                weight: e.weight,
+                glu: e.glu,
+                out: places.new_slot(e.out),
+            }),
             DraftKind::Op => places.single(draft.node, &dies),
         };
         let rows = graph.node(draft.node).shape.rows;
@@ -384,7 +449,13 @@ impl Places<'_> {
                 Kind::Sample { x, k: k as usize }
             }
             Op::TopK { x, k } => Kind::TopK { x: self.of[&x], k: k as usize, out: self.new_slot(node) },
-            Op::MatMul { .. } => unreachable!("products are drafted as such"),
+            Op::Route { logits, k } => {
+                Kind::Route { logits: self.of[&logits], k: k as usize, out: self.new_slot(node) }
+            }
+            Op::ExpertSum { x, route } => {
+                Kind::ExpertSum { x: self.of[&x], route: self.of[&route], out: self.new_slot(node) }
+            }
+            Op::MatMul { .. } | Op::ExpertMatMul { .. } => unreachable!("products are drafted as such"),
             Op::Quantize { .. } => unreachable!("the compiler quantizes for kernels only"),
         }
     }

@@ -20,8 +20,20 @@ pub struct Activations {
     tokens: usize,
     cols: usize,
     blocks: usize,
+    groups: Vec<Place>,
+    /// Number of groups up to the end of each segment.
+    ends: Vec<usize>,
     q: Vec<i8>,
     s: Vec<f32>,
+}
+
+/// Where a group is: its tokens, and its slots (of which `width - tokens` are padding).
+#[derive(Clone, Copy)]
+struct Place {
+    first: usize,
+    tokens: usize,
+    slot: usize,
+    width: usize,
 }
 
 /// One group of tokens within [`Activations`].
@@ -44,8 +56,8 @@ unsafe impl Sync for Group {}
 impl Activations {
     /// No tokens yet.
     pub fn new(isa: Isa) -> Activations {
-        let (q, s) = (Vec::new(), Vec::new());
-        Activations { isa, precision: ActPrecision::F32, tokens: 0, cols: 0, blocks: 0, q, s }
+        let (q, s, groups, ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Activations { isa, precision: ActPrecision::F32, tokens: 0, cols: 0, blocks: 0, groups, ends, q, s }
     }
 
     /// Tokens of a full group: what fits the registers of the instruction set.
@@ -80,11 +92,24 @@ impl Activations {
     where
         F: Fn(usize, &mut [f32]) + Sync,
     {
+        self.fill_segments(pool, precision, &[tokens], cols, row);
+    }
+
+    /// As [`Activations::fill_with`], for segments of consecutive tokens (`lengths`) that no group crosses.
+    pub(crate) fn fill_segments<F>(
+        &mut self,
+        pool: &Pool,
+        precision: ActPrecision,
+        lengths: &[usize],
+        cols: usize,
+        row: F,
+    ) where
+        F: Fn(usize, &mut [f32]) + Sync,
+    {
         self.precision = precision;
-        self.tokens = tokens;
         self.cols = cols;
         self.blocks = cols.div_ceil(BLOCK);
-        let slots = self.slots();
+        let slots = self.place(lengths);
         let padded = self.blocks * BLOCK;
         match precision {
             ActPrecision::Q8 => {
@@ -99,13 +124,13 @@ impl Activations {
         pool.for_each_chunk(slots, |_, range| {
             let mut values = Scratch::filled(padded, 0f32);
             for slot in range {
-                if slot < tokens {
-                    row(slot, &mut values[..cols]);
+                let place = this.groups[this.groups.partition_point(|g| g.slot <= slot) - 1];
+                let (first, width, t) = (place.slot, place.width, slot - place.slot);
+                if t < place.tokens {
+                    row(place.first + t, &mut values[..cols]);
                 } else {
                     values.fill(0.0);
                 }
-                let (first, width) = this.group_of(slot);
-                let t = slot - first;
                 match precision {
                     // SAFETY: slot `t` of a group of `width` that starts at slot `first`: nobody
                     // else writes it, and the buffers were sized for all slots.
@@ -128,21 +153,25 @@ impl Activations {
         });
     }
 
-    /// Tokens with the padding of the last group.
-    fn slots(&self) -> usize {
+    /// Cuts segments into groups: full ones, then one whose width is the power of two at or above the rest. Gives the
+    /// number of slots.
+    fn place(&mut self, lengths: &[usize]) -> usize {
         let size = self.group_size();
-        let full = self.tokens / size * size;
-        match self.tokens - full {
-            0 => full,
-            rest => full + rest.next_power_of_two(),
+        self.groups.clear();
+        self.ends.clear();
+        let (mut first, mut slot) = (0, 0);
+        for length in lengths {
+            let end = first + length;
+            while first < end {
+                let tokens = (end - first).min(size);
+                let width = tokens.next_power_of_two();
+                self.groups.push(Place { first, tokens, slot, width });
+                (first, slot) = (first + tokens, slot + width);
+            }
+            self.ends.push(self.groups.len());
         }
-    }
-
-    /// First slot and width of the group that has `slot`.
-    fn group_of(&self, slot: usize) -> (usize, usize) {
-        let size = self.group_size();
-        let first = slot / size * size;
-        (first, (self.slots() - first).min(size))
+        self.tokens = first;
+        slot
     }
 
     /// Tokens.
@@ -161,18 +190,22 @@ impl Activations {
     }
 
     pub(crate) fn groups(&self) -> usize {
-        self.tokens.div_ceil(self.group_size())
+        self.groups.len()
+    }
+
+    /// The groups of a segment.
+    pub(crate) fn segment(&self, index: usize) -> std::ops::Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[index]
     }
 
     pub(crate) fn group(&self, index: usize) -> Group {
-        let first = index * self.group_size();
-        let (_, width) = self.group_of(first);
+        let Place { first, tokens, slot, width } = self.groups[index];
         let padded = self.blocks * BLOCK;
         let (xq, xs) = match self.precision {
-            ActPrecision::Q8 => (self.q[first * padded..].as_ptr(), &self.s[first * self.blocks * 4..]),
-            _ => (std::ptr::null(), &self.s[first * padded..]),
+            ActPrecision::Q8 => (self.q[slot * padded..].as_ptr(), &self.s[slot * self.blocks * 4..]),
+            _ => (std::ptr::null(), &self.s[slot * padded..]),
         };
-        let tokens = (self.tokens - first).min(width);
         Group { first, tokens, width, xq, xs: xs.as_ptr() }
     }
 }

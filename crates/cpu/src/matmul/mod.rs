@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod activations;
+pub(crate) mod experts;
 pub(crate) mod format;
 pub(crate) mod kernels;
 pub(crate) mod levels;

@@ -1,4 +1,4 @@
-//! The model as tensor operations: about a dozen ops in an arena, in topological order.
+//! The model as tensor operations: some fifteen ops in an arena, in topological order.
 //!
 //! ```text
 //! Architecture.forward ──methods──► Graph ──► compiler (regions) ──► Plan
@@ -9,7 +9,10 @@
 //! named by handles. What a batch brings (token ids, positions, page tables, which rows give logits) is implicit:
 //! see [`crate::plan::Step`].
 
+mod experts;
 mod text;
+
+pub use experts::Routing;
 
 use crate::quant::QuantFormat;
 
@@ -245,6 +248,31 @@ pub enum Op {
         /// How many; at most the columns of `x`.
         k: u32,
     },
+    /// The router of a mixture of experts: the `k` experts with the largest logits, ordered as by `TopK`. A row has
+    /// their `k` weights, the softmax of their logits, then their `k` numbers as U32.
+    Route {
+        /// One logit per expert.
+        logits: NodeId,
+        /// Experts per token.
+        k: u32,
+    },
+    /// x · Wᵀ by each of a row's `k` experts, side by side: [n, cols] × [experts · rows, cols] → [n, k · rows]. With
+    /// `k · cols` columns of `x`, each expert has its own `cols` of them.
+    ExpertMatMul {
+        /// Input.
+        x: NodeId,
+        /// Which experts: an [`Op::Route`].
+        route: NodeId,
+        /// Matrices of all experts, one after the other.
+        weight: WeightId,
+    },
+    /// What a row's experts gave, weighted and added up: [n, k · cols] → [n, cols].
+    ExpertSum {
+        /// Input.
+        x: NodeId,
+        /// Which experts, with which weights.
+        route: NodeId,
+    },
 }
 
 /// A node: an operation and its shape.
@@ -304,6 +332,8 @@ impl Op {
             Op::Glu { gate, up, .. } => [gate, up].into_iter().for_each(f),
             Op::KvAppend { k, v, .. } => [k, v].into_iter().for_each(f),
             Op::Attention { q, append, .. } => [q, append].into_iter().for_each(f),
+            Op::Route { logits, .. } => f(logits),
+            Op::ExpertMatMul { x, route, .. } | Op::ExpertSum { x, route } => [x, route].into_iter().for_each(f),
         }
     }
     /// Its name, as in the graph's text form.
@@ -324,6 +354,9 @@ impl Op {
             Op::Argmax { .. } => "argmax",
             Op::TopK { .. } => "top_k",
             Op::Sample { .. } => "sample",
+            Op::Route { .. } => "route",
+            Op::ExpertMatMul { .. } => "expert_matmul",
+            Op::ExpertSum { .. } => "expert_sum",
         }
     }
     /// The weight it reads, if any.
@@ -331,7 +364,10 @@ impl Op {
         match *self {
             Op::Embed { table } => Some(table),
             Op::Quantize { norm, .. } => norm.map(|n| n.0),
-            Op::RmsNorm { weight, .. } | Op::MatMul { weight, .. } | Op::Bias { weight, .. } => Some(weight),
+            Op::RmsNorm { weight, .. }
+            | Op::MatMul { weight, .. }
+            | Op::ExpertMatMul { weight, .. }
+            | Op::Bias { weight, .. } => Some(weight),
             _ => None,
         }
     }

@@ -61,6 +61,10 @@ impl Graph {
                 }
             }
             Op::TopK { x, k } | Op::Sample { x, k } => write!(f, " %{}: {k}", x.0)?,
+            Op::Route { logits, k } => write!(f, " %{}: {k}", logits.0)?,
+            Op::ExpertMatMul { x, route, .. } | Op::ExpertSum { x, route } => {
+                write!(f, " %{} by %{}", x.0, route.0)?;
+            }
         }
         if let Some(w) = op.weight() {
             let w = self.weight_of(w);

@@ -10,6 +10,7 @@
 pub(crate) mod attention;
 pub(crate) mod embed;
 pub(crate) mod ffn;
+pub(crate) mod moe;
 pub(crate) mod rope;
 
 use crate::ModelSpec;
