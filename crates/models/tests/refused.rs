@@ -150,7 +150,7 @@ fn tensors_are_checked() {
     load("llama").tensor("blk.0.attn_norm.weight", &[64], TensorType::F32).refused("blk.0.attn_norm.weight");
     load("llama").tensor("blk.0.attn_norm.weight", &[128], TensorType::F16).refused("supported are: F32");
     load("llama").tensor("blk.0.attn_norm.weight", &[128, 1, 1], TensorType::F32).open().unwrap();
-    load("llama").tensor("blk.0.ffn_down.weight", &[256, 128], TensorType::IQ4_XS).refused("has type IQ4_XS, which is");
+    load("llama").tensor("blk.0.ffn_down.weight", &[256, 128], TensorType::IQ1_S).refused("has type IQ1_S, which is");
     load("llama").tensor("blk.0.ffn_down.weight", &[256, 128], TensorType::Q4_K).open().unwrap();
     load("llama").tensor("token_embd.weight", &[128, 511], TensorType::F16).refused("token_embd.weight");
     load("llama").tensor("blk.0.attn_q_norm.weight", &[32], TensorType::F32).refused("no part of a llama model");

@@ -72,7 +72,7 @@ fn experts_of_odd_sizes() {
         mixture_of_experts(&mut device(subgroup), format, unfused, 2, 5e-6);
     }
     // Inputs in blocks: two bytes, then one.
-    for (i, format) in ["Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q5_1"].into_iter().enumerate() {
+    for (i, format) in ["Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "IQ3_S"].into_iter().enumerate() {
         let subgroup = [4, 8, 16, 32, 64][i];
         let wide = choices(ActPrecision::F16);
         mixture_of_experts(&mut device(subgroup), format, wide, 1, 1e-4);

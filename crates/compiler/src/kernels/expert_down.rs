@@ -16,6 +16,7 @@ use super::expert_tile::{Ending, Tile};
 use super::experts::{product, row_kind};
 use super::matvec::with_ending;
 use super::rows::workgroup;
+use super::tables;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -200,6 +201,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let Routing { experts, used } = ctx.graph.routing(p.route);
     let name = format!("expert_down_{}_{m}x{}_{used}of{experts}", w.format.name.to_lowercase(), w.cols);
     Ok(single(name, tile.lanes(sg), sg, [m.div_ceil(tile.rows()), n, 1], |b, args| {
+        tables::fill(b, &[w], tile.lanes(sg));
         let long = Long::declare(ctx, b, args, &p);
         let ending = p.ending(region, b, args, m);
         tile.run(ctx, b, &ending, |index| long.sums(index));

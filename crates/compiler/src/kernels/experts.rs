@@ -15,6 +15,7 @@ use super::expert_tile::{Ending, Tile};
 use super::matvec::{source_of, with_ending};
 use super::quantize::RowLayout;
 use super::route::Choice;
+use super::tables;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -152,6 +153,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
     let name = format!("{}_{}_{m}x{cols}_{used}of{experts}", region.template.name, formats.join("_"));
     Ok(single(name, tile.lanes(sg), sg, [m.div_ceil(tile.rows()), used, n], |b, args| {
+        tables::fill(b, &weights, tile.lanes(sg));
         let inputs = p.inputs(ctx, b, args, cols);
         let bases: Vec<Val<'_>> = p.weights.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
         let expert = p.expert(ctx, b, args, tile.lanes(sg));
