@@ -17,7 +17,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("text", &["gguf"]),
     ("compiler", &["ir"]),
     ("engine", &["compiler", "ir"]),
-    ("zinc", &["engine", "compiler", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
+    ("predict", &["ir"]),
+    ("zinc", &["engine", "compiler", "predict", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
 ];
 
 /// A crate from outside and the only crates of ours that may depend on it.
