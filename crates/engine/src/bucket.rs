@@ -12,6 +12,15 @@ use zinc_ir::plan::{Bucket, PAGE_TOKENS, Tail};
 /// Smallest context bucket.
 const LEAST_CONTEXT: u32 = 256;
 
+/// The context that a plan for `context` tokens is made for, where no sequence is longer than `limit`.
+pub fn context_bucket(context: u32, limit: u32) -> u32 {
+    let mut reach = LEAST_CONTEXT;
+    while reach < context {
+        reach = reach.saturating_mul(4);
+    }
+    reach.min(limit).next_multiple_of(PAGE_TOKENS)
+}
+
 /// The largest sizes; buckets never exceed them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
@@ -31,14 +40,10 @@ impl Limits {
     /// The bucket for a step of these sizes, each within its limit.
     pub(crate) fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
         let power = |n: u32, limit: u32| if n == 0 { 0 } else { n.next_power_of_two().min(limit) };
-        let mut reach = LEAST_CONTEXT;
-        while reach < context {
-            reach = reach.saturating_mul(4);
-        }
         Bucket {
             tokens: power(rows, self.rows),
             outputs: power(outputs, self.outputs),
-            context: reach.min(self.context).next_multiple_of(PAGE_TOKENS),
+            context: context_bucket(context, self.context),
             sequences: power(sequences, self.sequences),
             tail,
         }

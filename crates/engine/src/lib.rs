@@ -18,6 +18,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 
+pub use bucket::context_bucket;
 pub use engine::{Engine, EngineError, Options, Program};
 pub use random::Random;
 pub use sampler::{Sampling, SamplingError, argmax};

@@ -32,7 +32,7 @@ pub struct Registers {
 }
 
 /// A graphics card.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Card {
     /// Name for `--gpu`.
     pub name: &'static str,
@@ -64,6 +64,8 @@ pub struct Card {
     pub ramp_us: Figure,
     /// What a step costs beyond its launches (submission, waiting, reading the answer), in µs.
     pub step_us: Figure,
+    /// What the model of a step leaves out, as a share of the time: no run on the card has shown it yet.
+    pub unproven: f64,
     /// Lanes per subgroup that Zinc uses there.
     pub subgroup: u32,
     /// Workgroup memory, in KiB.
@@ -93,6 +95,7 @@ pub static CARDS: &[Card] = &[
         launch_us: figure(0.85, 0.4),
         ramp_us: figure(1.25, 0.5),
         step_us: figure(40.0, 40.0),
+        unproven: 0.08,
         subgroup: 64,
         shared_kib: 64,
         matrices: true,
@@ -116,6 +119,7 @@ pub static CARDS: &[Card] = &[
         launch_us: figure(0.85, 0.3),
         ramp_us: figure(1.25, 0.5),
         step_us: figure(40.0, 40.0),
+        unproven: 0.08,
         subgroup: 64,
         shared_kib: 64,
         matrices: true,
@@ -138,6 +142,7 @@ pub static CARDS: &[Card] = &[
         launch_us: figure(1.04, 0.3),
         ramp_us: figure(1.25, 0.5),
         step_us: figure(40.0, 40.0),
+        unproven: 0.08,
         subgroup: 64,
         shared_kib: 64,
         // Mesa 25.0, whose compiler the rates come from, has none for this chip; decoding does not use them.
@@ -162,6 +167,7 @@ pub static CARDS: &[Card] = &[
         launch_us: figure(2.2, 0.3),
         ramp_us: figure(1.0, 0.4),
         step_us: figure(70.0, 20.0),
+        unproven: 0.08,
         subgroup: 32,
         shared_kib: 48,
         matrices: true,

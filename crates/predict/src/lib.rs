@@ -5,4 +5,6 @@
 //! ```
 
 pub mod cards;
+pub mod memory;
 pub mod rates;
+pub mod time;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! template format act   rows=1 2 4        matvec_glu Q4_K f16 2.41 1.80 1.02
+//! serial template us share               serial argmax 2.0 0.01
 //! ```
 //!
 //! RDNA's files count bytes per clock of one SIMD. They come out of AMD's compiler (`cargo xtask vk radv:CHIP -- cargo
@@ -37,13 +38,27 @@ pub struct Rate {
     pub rates: [f64; ROWS.len()],
 }
 
+/// A launch without matrices: it takes this long beyond the cost of any launch, plus its bytes at a share of the
+/// streaming rate.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Serial {
+    /// Template name.
+    pub template: String,
+    /// µs.
+    pub us: f64,
+    /// Share of the streaming rate.
+    pub share: f64,
+}
+
 /// A file's content.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rates {
     /// Unit of all rates.
     pub unit: Unit,
-    /// Lines, in any order.
+    /// Matrix products, in any order.
     pub lines: Vec<Rate>,
+    /// The others.
+    pub serial: Vec<Serial>,
 }
 
 /// A line that is no rate.
@@ -82,9 +97,18 @@ impl Rates {
             Some((_, "unit GB/s")) => Unit::Gbps,
             other => return Err(bad(other.map_or(0, |o| o.0), "`unit bytes/clock` or `unit GB/s` first")),
         };
-        let parsed = lines.map(|(at, line)| {
+        let mut rates = Rates { unit, lines: vec![], serial: vec![] };
+        for (at, line) in lines {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [template, format, act, rates @ ..] = &words[..] else {
+            if let ["serial", template, us, share] = words[..] {
+                let number = |word: &str| word.parse().ok().filter(|x: &f64| *x >= 0.0);
+                let (Some(us), Some(share)) = (number(us), number(share).filter(|s| *s > 0.0)) else {
+                    return Err(bad(at, "serial TEMPLATE US SHARE"));
+                };
+                rates.serial.push(Serial { template: template.to_string(), us, share });
+                continue;
+            }
+            let [template, format, act, numbers @ ..] = &words[..] else {
                 return Err(bad(at, "TEMPLATE FORMAT ACT RATES"));
             };
             let bytes = match *act {
@@ -92,11 +116,12 @@ impl Rates {
                 "q8" => true,
                 _ => return Err(bad(at, "f16 or q8")),
             };
-            let numbers: Vec<f64> = rates.iter().filter_map(|r| r.parse().ok()).filter(|r| *r > 0.0).collect();
-            let rates = numbers.try_into().map_err(|_| bad(at, "three positive rates"))?;
-            Ok(Rate { template: template.to_string(), format: format.to_string(), bytes, rates })
-        });
-        Ok(Rates { unit, lines: parsed.collect::<Result<_, _>>()? })
+            let numbers: Vec<f64> = numbers.iter().filter_map(|r| r.parse().ok()).filter(|r| *r > 0.0).collect();
+            let numbers = numbers.try_into().map_err(|_| bad(at, "three positive rates"))?;
+            let (template, format) = (template.to_string(), format.to_string());
+            rates.lines.push(Rate { template, format, bytes, rates: numbers });
+        }
+        Ok(rates)
     }
 
     /// The file's text, under a heading of `#` lines.
@@ -110,6 +135,9 @@ impl Rates {
             let act = if line.bytes { "q8" } else { "f16" };
             let rates = line.rates.map(|r| format!("{r:.3}")).join(" ");
             writeln!(out, "{} {} {act} {rates}", line.template, line.format).expect("strings take text");
+        }
+        for line in &self.serial {
+            writeln!(out, "serial {} {} {}", line.template, line.us, line.share).expect("strings take text");
         }
         out
     }
@@ -155,9 +183,13 @@ mod tests {
 
     #[test]
     fn bad_lines_are_named() {
-        for (text, line) in
-            [("", 1), ("unit GB/s\nx", 2), ("unit GB/s\nx y f8 1 1 1", 2), ("unit GB/s\nx y q8 1 1 0", 2)]
-        {
+        for (text, line) in [
+            ("", 1),
+            ("unit GB/s\nx", 2),
+            ("unit GB/s\nx y f8 1 1 1", 2),
+            ("unit GB/s\nx y q8 1 1 0", 2),
+            ("unit GB/s\n\nserial x 1 0", 3),
+        ] {
             assert_eq!(Rates::parse(text).map_err(|e| e.line), Err(line), "{text}");
         }
     }

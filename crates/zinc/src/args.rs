@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Devices(commands::devices::Arguments),
     /// Show what the compiler makes of a model
     Explain(commands::explain::Arguments),
+    /// Predict speed and memory on a card that need not be here
+    Predict(commands::predict::Arguments),
     /// Measure speed
     Bench(commands::bench::Arguments),
     /// Obtain the default model

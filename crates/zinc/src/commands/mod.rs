@@ -9,6 +9,7 @@ pub(crate) mod inspect;
 mod limits;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod predict;
 pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod template;
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Predict(arguments) => predict::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Pull(arguments) => pull::run(&arguments),
     }
