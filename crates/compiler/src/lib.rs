@@ -32,14 +32,11 @@ pub struct Choices {
     pub fuse: bool,
     /// Use cooperative matrices where the device has them.
     pub matrices: bool,
-    /// Emit a mat-vec's loop over the columns straight-line up to this many turns: what a turn costs is the difference
-    /// of two such kernels (docs/internals/rdna.md).
-    pub unroll: u32,
 }
 
 impl Default for Choices {
     fn default() -> Choices {
-        Choices { act: ActPrecision::F32, fuse: true, matrices: true, unroll: 0 }
+        Choices { act: ActPrecision::F32, fuse: true, matrices: true }
     }
 }
 

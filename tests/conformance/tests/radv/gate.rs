@@ -112,7 +112,7 @@ fn found(card: &Card, trio: &Trio, stats: &[KernelStats]) -> Found {
 fn measure(card: &Card, device: usize, caps: &Caps) -> Vec<Found> {
     let mut trios = vec![];
     for family in FAMILIES {
-        for format in FORMATS.iter().copied() {
+        for format in FORMATS.iter().copied().filter(|f| f.block_elems >= UNIT) {
             for act in [ActPrecision::F16, ActPrecision::Q8] {
                 if act == ActPrecision::Q8 && format.block_elems < UNIT {
                     continue;

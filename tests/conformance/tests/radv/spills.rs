@@ -35,10 +35,8 @@ fn collect(shape: &str, caps: &Caps, kernels: &mut BTreeMap<String, Kernel>) {
     let kv = Arc::new(KvLayout::new(&model.graph, KvType::F16, 128));
     for (tokens, act) in [
         (1, ActPrecision::F32),
-        (1, ActPrecision::F16),
         (1, ActPrecision::Q8),
         (4, ActPrecision::F32),
-        (4, ActPrecision::F16),
         (512, ActPrecision::F32),
         (512, ActPrecision::F16),
     ] {
