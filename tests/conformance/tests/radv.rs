@@ -12,6 +12,7 @@ use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, Tail};
 const SHAPES: &[&str] = &[
     "llama3.1-8b:q4_k_m",
     "qwen2.5-32b:q4_k_m",
+    "qwen3-30b-a3b:q4_k_m",
     "llama3.1-8b:q5_k_m",
     "llama3.1-8b:q3_k_m",
     "llama3.1-8b:iq4_xs",
