@@ -12,7 +12,7 @@
 use crate::cards::{Card, Figure};
 use crate::rates::{Rates, Unit};
 use std::collections::{BTreeMap, BTreeSet};
-use zinc_ir::graph::Op;
+use zinc_ir::graph::{NodeId, Op};
 use zinc_ir::plan::{Entry, Launch, Plan};
 
 /// Cost of a launch that does not wait for the one before, in µs.
@@ -100,7 +100,7 @@ pub fn step(plan: &Plan, card: &Card, rates: &Rates, visible: u32) -> Prediction
             waiting = true;
             continue;
         };
-        let bytes = bytes(plan, launch, visible);
+        let bytes = plan.cost_at(launch, visible.saturating_sub(1), 1).bytes;
         let mut time =
             Shares { launches: if waiting { card.launch_us.value } else { INDEPENDENT_US }, ..Shares::default() };
         waits += waiting as usize;
@@ -144,19 +144,6 @@ fn micros(bytes: f64, gbps: f64) -> f64 {
     bytes / gbps / 1e3
 }
 
-/// Bytes of a launch: the plan counts keys and values of its whole context, here it is `visible` tokens.
-fn bytes(plan: &Plan, launch: &Launch, visible: u32) -> u64 {
-    let spared = launch.region.iter().map(|node| match plan.graph.op(*node) {
-        Op::Attention { spec, .. } => {
-            let seen = |context: u32| spec.window.unwrap_or(u32::MAX).min(context) as u64;
-            let row = (spec.kv_heads * spec.head_dim * plan.kv.ty.bytes()) as u64;
-            2 * row * (seen(plan.bucket.context) - seen(visible.min(plan.bucket.context)))
-        }
-        _ => 0,
-    });
-    launch.bytes.saturating_sub(spared.sum())
-}
-
 /// Time of a launch's matrix products with all data at hand; `None` if it has no products.
 fn arithmetic_us(
     plan: &Plan,
@@ -166,14 +153,22 @@ fn arithmetic_us(
     unknown: &mut BTreeSet<String>,
 ) -> Option<f64> {
     let mut sum = None;
+    let is_expert = |node: &&NodeId| matches!(plan.graph.op(**node), Op::ExpertMatMul { .. });
+    let experts = launch.region.iter().filter(is_expert).count() as u64;
     for node in &launch.region {
-        let Op::MatMul { weight, .. } = *plan.graph.op(*node) else { continue };
-        let weight = plan.graph.weight_of(weight);
-        let us = match rates.line(launch.template, weight.format.name, plan.act) {
+        let (weight, bytes) = match *plan.graph.op(*node) {
+            Op::MatMul { weight, .. } => (plan.graph.weight_of(weight), plan.graph.weight_of(weight).bytes()),
+            // Of the experts' weights the launch counts those it reads.
+            Op::ExpertMatMul { weight, .. } => (plan.graph.weight_of(weight), launch.bytes / experts),
+            _ => continue,
+        };
+        // Experts' kernels work as the plain product does.
+        let line = |template| rates.line(template, weight.format.name, plan.act);
+        let us = match line(launch.template).or_else(|| (experts > 0).then(|| line("matvec_residual"))?) {
             Some(line) => {
                 let rate = line.at(plan.bucket.tokens);
                 let gbps = if rates.unit == Unit::Gbps { rate } else { card.arithmetic_gbps(rate) };
-                micros(weight.bytes() as f64, gbps)
+                micros(bytes as f64, gbps)
             }
             None => {
                 unknown.insert(format!("{} {}", launch.template, weight.format.name));
