@@ -204,7 +204,6 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         tables::fill(b, &[w], tile.lanes(sg));
         let long = Long::declare(ctx, b, args, &p);
         let ending = p.ending(region, b, args, m);
-        tables::fill(b, &[w], tile.lanes(sg));
         tile.run(ctx, b, &ending, |index| long.sums(index));
     }))
 }

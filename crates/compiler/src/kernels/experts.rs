@@ -161,7 +161,6 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         let quantized = p.quantized.map(|q| (q, args.write("quantized", Operand::Value(q)), None));
         let (row, column, activation) = (b.tile(2), b.tile(1) * m, p.activation);
         let ending = Ending { m, row, column, cols: used * m, y, quantized, activation, residual: None };
-        tables::fill(b, &weights, tile.lanes(sg));
         tile.run(ctx, b, &ending, |index| {
             let mut rows = vec![];
             for (weight, base) in weights.iter().zip(&bases) {

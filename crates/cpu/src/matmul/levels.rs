@@ -178,7 +178,7 @@ impl Quant for Iq3Xxs {
                 let signs = grids::even_signs(signs >> (7 * (k / 2)) & 127) >> (k % 2 * 4);
                 let digits = grids::digits(grids::IQ3_XXS[block[2 + 8 * b + k] as usize]);
                 for (i, nibble) in four.iter_mut().enumerate() {
-                    *nibble = digits[i] as u8 | (signs >> i & 1) as u8 * 8;
+                    *nibble = digits[i] as u8 | ((signs >> i & 1) as u8) << 3;
                 }
             }
             pack_columns(&nibbles, row, &mut q[256 * b..]);

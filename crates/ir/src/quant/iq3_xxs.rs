@@ -63,7 +63,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
         col: u.sub * 32 + run * 16,
         weights: Weights::Bytes {
             packed: [0, 1, 2, 3].map(|k: u32| {
-                let (field, signs) = ((run * 2 + k / 2) * 7, if k % 2 == 0 { word } else { second });
+                let (field, signs) = ((run * 2 + k / 2) * 7, if k & 1 == 0 { word } else { second });
                 let signs = if field >= 8 { signs >> (field - 8) } else { signs << (8 - field) };
                 u.look_up_at(&SIGNED, (indices.lane(run as u8) >> (8 * k)) & 0xff | signs & 0xf00)
             }),

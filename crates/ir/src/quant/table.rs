@@ -39,6 +39,6 @@ impl<'b> Unit<'b> {
     pub fn look_up_at(&self, table: &Table, index: Val<'b>) -> Val<'b> {
         let Some((array, len)) = self.b.shared_array(table.name) else { return (table.entry)(self.b, index) };
         let copies = len / table.entries;
-        self.b.shared_load(array, index * copies | (self.b.lane() & (copies - 1)))
+        self.b.shared_load(array, (index * copies) | (self.b.lane() & (copies - 1)))
     }
 }

@@ -264,13 +264,7 @@ fn compute(frame: &Frame, v: Value) -> Result<(), Stop> {
             }
         }
         Op::Extract(a, i) => col(a)[*i as usize * lanes..].iter().zip(d).for_each(|(a, d)| d.set(a.get())),
-        Op::Table(index, words) => {
-            let len = words.len();
-            let outside = |index: u64| (index >= len as u64).then_some(FaultKind::TableIndex { index, len });
-            check(frame, *index, |i| outside(col(index)[i].get()))?;
-            let word = |i: &Cell<u64>| words.get(i.get() as usize).copied().unwrap_or_default() as u64;
-            col(index).iter().zip(d).for_each(|(i, d)| d.set(word(i)));
-        }
+        Op::Table(index, words) => look_up(frame, *index, words, d)?,
         Op::Dot4 { a, b, acc, a_signed } => arith::dot4(col(a), col(b), col(acc), d, *a_signed),
         Op::SubgroupReduce(op, a) => {
             for (a, d) in col(a).chunks_exact(lanes).zip(d.chunks_exact(lanes)) {
@@ -295,6 +289,16 @@ fn compute(frame: &Frame, v: Value) -> Result<(), Stop> {
         }
         _ => {}
     }
+    Ok(())
+}
+
+/// The word that each lane's index names.
+fn look_up(frame: &Frame, index: Value, words: &[u32], d: &Column) -> Result<(), Stop> {
+    let (col, len) = (frame.column(index), words.len());
+    let outside = |index: u64| (index >= len as u64).then_some(FaultKind::TableIndex { index, len });
+    check(frame, index, |i| outside(col[i].get()))?;
+    let word = |i: &Cell<u64>| words.get(i.get() as usize).copied().unwrap_or_default() as u64;
+    col.iter().zip(d).for_each(|(i, d)| d.set(word(i)));
     Ok(())
 }
 
