@@ -48,7 +48,7 @@ pub(super) fn accumulate<'a, 'b>(
     if groups > 1 && !flight.ahead {
         acc = b.for_(b.u32(0), b.u32(groups * unroll), unroll, &acc, |i, acc| {
             let steps = fulls(i, unroll);
-            dot.consume(&steps, dot.issue(&steps), acc.to_vec())
+            dot.load_and_add(&steps, acc.to_vec())
         });
     } else if groups > 0 {
         // While one group is multiplied, the weights of the next are under way.
@@ -171,6 +171,19 @@ impl<'b> Dot<'_, '_, 'b> {
             }
         })
         .collect()
+    }
+
+    /// Loads and adds steps, each row's weights where they are decoded: drivers then use fewer registers than if all
+    /// were loaded first.
+    fn load_and_add(&self, steps: &[Step<'b>], acc: Vec<Val<'b>>) -> Vec<Val<'b>> {
+        steps.iter().fold(acc, |acc, step| {
+            let decode = |row: &WeightRow<'_, 'b>| {
+                let place = self.place(row.weight.format, step);
+                emit(row.weight.format, &self.unit(row, place, Loads::Direct), step.span)
+            };
+            let decoded: Vec<Vec<Run<'b>>> = self.rows.iter().map(decode).collect();
+            self.add(step, &decoded, acc)
+        })
     }
 
     /// Adds the steps whose weights are `loaded` to the accumulators.

@@ -171,7 +171,10 @@ fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
         tile /= 2;
     }
     let rows = if n <= 2 && tile.is_multiple_of(2) { 2 } else { 1 };
-    let mut subgroups = ctx.subgroups();
+    // Whole heads are few tiles: each is then as wide as can be.
+    let few = heads * (head_dim / tile) < ctx.caps.parallel_tiles / 2;
+    let widest = (ctx.caps.max_workgroup / ctx.caps.subgroup_size).clamp(1, 32);
+    let mut subgroups = if whole && few { widest.min(tile / rows).max(1) } else { ctx.subgroups() };
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
