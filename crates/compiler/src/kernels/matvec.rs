@@ -250,8 +250,7 @@ impl Shape {
             _ => 1,
         };
         let tiles = m.div_ceil(subgroups * rows);
-        let share = if integers { ctx.caps.parallel_tiles / 2 } else { ctx.caps.parallel_tiles * 4 };
-        let turns = (tiles / share.max(1)).clamp(1, 8);
+        let turns = if integers { 1 } else { (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8) };
         Shape { subgroups, rows, turns, flight: Flight { units: 1, ahead: true } }
     }
 
@@ -261,7 +260,11 @@ impl Shape {
     fn of_blocks(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Shape {
         let most = largest(ctx);
         let one_each = m / UNIT * TILES_PER_UNIT <= ctx.caps.parallel_tiles;
-        let (subgroups, rows) = if sets * n == 1 { (most, 2) } else { ((most / 2).max(1), 1) };
+        let (subgroups, rows) = match sets * n {
+            1 => (most, 2),
+            _ if one_each => (most, 1),
+            _ => ((most / 2).max(1), 1),
+        };
         let flight = Flight { units: 2, ahead: one_each && sets * n == 1 };
         Shape { subgroups, rows, turns: UNIT / (subgroups * rows), flight }
     }
