@@ -35,8 +35,16 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
     (Arc::new(graph), Some(output))
 }
 
-/// A value to quantize: the row, and the norm behind it.
-type Wanted = (NodeId, Option<WeightId>);
+/// Where the quantized input of a product comes from.
+#[derive(Clone, Copy, PartialEq)]
+struct Source {
+    /// The value to quantize.
+    value: NodeId,
+    /// Norm between it and the product: weight and epsilon.
+    norm: Option<(WeightId, f32)>,
+    /// Rows are selected after the quantization.
+    select: bool,
+}
 
 /// The graph with quantized inputs for the products of few rows that take them.
 pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> Arc<Graph> {
@@ -57,57 +65,64 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
                 _ => true,
             })
     };
-    // Product input → what is quantized for it, and whether rows are selected afterwards.
-    let mut inputs: HashMap<NodeId, (NodeId, Option<(WeightId, f32)>, bool)> = HashMap::new();
+    let mut inputs: HashMap<NodeId, Source> = HashMap::new();
+    // What is quantized of each value, in the order of the products.
+    let mut wanted: HashMap<NodeId, Vec<Source>> = HashMap::new();
     for id in graph.ids() {
         if let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = *graph.op(id)
             && eligible(x)
         {
-            inputs.insert(x, source(graph, x, few(Rows::Tokens) && choices.fuse));
+            let source = source(graph, x, few(Rows::Tokens) && choices.fuse);
+            inputs.insert(x, source);
+            let (plain, list) = (Source { select: false, ..source }, wanted.entry(source.value).or_default());
+            if !list.contains(&plain) {
+                list.push(plain);
+            }
         }
     }
-    let mut made: HashMap<Wanted, NodeId> = HashMap::new();
-    let mut selected: HashMap<NodeId, NodeId> = HashMap::new();
-    let mut wanted: HashMap<NodeId, Vec<Option<(WeightId, f32)>>> = HashMap::new();
-    for (value, norm, _) in inputs.values() {
-        let list = wanted.entry(*value).or_default();
-        if !list.contains(norm) {
-            list.push(*norm);
-        }
-    }
-    wanted.values_mut().for_each(|list| list.sort_by_key(|norm| norm.map(|n| n.0.0)));
+    // The quantized values so far: what they stand for, and the node.
+    let mut made: Vec<(Source, NodeId)> = vec![];
     let rewritten = graph.rewrite(|new, old, node| {
         let mut node = node;
         if let Op::MatMul { x: old_x, .. } | Op::ExpertMatMul { x: old_x, .. } = *graph.op(old)
-            && let Some((value, norm, select)) = inputs.get(&old_x)
+            && let Some(source) = inputs.get(&old_x)
             && let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = &mut node.op
         {
-            *x = made[&(*value, norm.map(|n| n.0))];
-            if *select {
-                *x = *selected.entry(*x).or_insert_with(|| new.select_rows(*x));
-            }
+            *x = find_or_select(new, &mut made, *source);
         }
         let id = new.push_node(node);
-        for norm in wanted.get(&old).into_iter().flatten() {
-            made.insert((old, norm.map(|n| n.0)), new.quantize(id, *norm, wide));
+        for plain in wanted.get(&old).into_iter().flatten() {
+            made.push((*plain, new.quantize(id, plain.norm, wide)));
         }
         id
     });
     Arc::new(rewritten)
 }
 
-/// The value behind a product's input, its norm, and whether the selection of rows moves behind the quantization.
-fn source(graph: &Graph, x: NodeId, move_select: bool) -> (NodeId, Option<(WeightId, f32)>, bool) {
-    let (mut at, mut norm) = (x, None);
-    if let Op::RmsNorm { x: inner, weight, eps, group } = *graph.op(at)
-        && group == graph.node(at).shape.cols
+/// The node of a quantized value, which has been made, with its selection of rows, which is made now at the latest.
+fn find_or_select(graph: &mut Graph, made: &mut Vec<(Source, NodeId)>, source: Source) -> NodeId {
+    let find = |made: &[(Source, NodeId)], source| made.iter().find(|m| m.0 == source).map(|m| m.1);
+    if let Some(node) = find(made, source) {
+        return node;
+    }
+    let plain = find(made, Source { select: false, ..source }).expect("quantized right behind its value");
+    let selected = graph.select_rows(plain);
+    made.push((source, selected));
+    selected
+}
+
+/// Looks from a product's input through a norm and, if it may move behind the quantization, a selection of rows.
+fn source(graph: &Graph, x: NodeId, move_select: bool) -> Source {
+    let (mut value, mut norm) = (x, None);
+    if let Op::RmsNorm { x: inner, weight, eps, group } = *graph.op(value)
+        && group == graph.node(value).shape.cols
     {
         norm = Some((weight, eps));
-        at = inner;
+        value = inner;
     }
-    match *graph.op(at) {
-        Op::SelectRows { x: inner } if move_select => (inner, norm, true),
-        _ => (at, norm, false),
+    match *graph.op(value) {
+        Op::SelectRows { x: inner } if move_select => Source { value: inner, norm, select: true },
+        _ => Source { value, norm, select: false },
     }
 }
 
