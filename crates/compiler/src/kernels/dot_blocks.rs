@@ -73,6 +73,9 @@ pub(super) fn accumulate<'a, 'b>(
     let mut done = steps * subgroup * span;
     while done < units {
         let busy = (units - done).min(subgroup);
+        if subgroup >= 64 && n > 2 && busy < subgroup {
+            break;
+        }
         let real = (busy < subgroup).then(|| b.lane().lt(busy));
         let lane = if busy < subgroup { b.lane().min(b.u32(busy - 1)) } else { b.lane() };
         rest.push(Step { first: b.u32(done), lane, span: 1, real });
@@ -80,7 +83,14 @@ pub(super) fn accumulate<'a, 'b>(
     }
     let loaded = dot.issue(&rest);
     last.push((rest, loaded));
-    last.into_iter().fold(acc, |acc, (steps, loaded)| dot.consume(&steps, loaded, acc))
+    let acc = last.into_iter().fold(acc, |acc, (steps, loaded)| dot.consume(&steps, loaded, acc));
+    if done == units {
+        return acc;
+    }
+    // A branch of its own: with many inputs, the loads of straight code overflow the registers of wide subgroups.
+    let step = [Step { first: b.u32(done), lane: b.lane(), span: 1, real: None }];
+    let some = || dot.consume(&step, dot.issue(&step), acc.clone());
+    b.if_else(b.lane().lt(units - done), some, || acc.clone())
 }
 
 /// One unit, or a pair, per lane.

@@ -1,0 +1,181 @@
+//! Writes out the loops of a kernel that read weights, whatever template made them.
+//!
+//! ```text
+//! for i from 0 to 3 { body(i) }   ─►   body(0) body(1) body(2)
+//! ```
+
+use std::collections::HashMap;
+use zinc_ir::kernel::{Block, Kernel, MatrixMemory, Op, Type, Value};
+
+/// The kernel without loops over weights.
+///
+/// # Panics
+/// If the trip count of such a loop is no constant.
+pub(crate) fn straight(kernel: &Kernel) -> Kernel {
+    let mut writer = Writer { kernel: kernel.clone(), names: HashMap::new() };
+    writer.kernel.body = writer.block(&kernel.body);
+    writer.kernel
+}
+
+/// Does a block read weights?
+pub(crate) fn weighs(kernel: &Kernel, block: &Block) -> bool {
+    block.iter().any(|v| match kernel.op(*v) {
+        Op::Load { base, .. } => is_weight(kernel, *base),
+        Op::If { then, otherwise, .. } => weighs(kernel, then) || weighs(kernel, otherwise),
+        Op::For { body, .. } => weighs(kernel, body),
+        _ => false,
+    })
+}
+
+/// An argument with weights, or a choice between such.
+fn is_weight(kernel: &Kernel, base: Value) -> bool {
+    match kernel.op(base) {
+        Op::Arg(i) => kernel.args[*i as usize].name.starts_with("weight"),
+        Op::Select(_, a, b) => is_weight(kernel, *a) || is_weight(kernel, *b),
+        _ => false,
+    }
+}
+
+struct Writer {
+    kernel: Kernel,
+    /// What a value of the old kernel is called at this place.
+    names: HashMap<Value, Value>,
+}
+
+impl Writer {
+    fn name(&self, v: Value) -> Value {
+        self.names.get(&v).copied().unwrap_or(v)
+    }
+
+    fn push(&mut self, op: Op, ty: Type) -> Value {
+        self.kernel.ops.push(op);
+        self.kernel.types.push(ty);
+        Value(self.kernel.ops.len() as u32 - 1)
+    }
+
+    fn constant(&self, v: Value) -> u64 {
+        match self.kernel.op(v) {
+            Op::Const(bits) => *bits,
+            other => panic!("{}: a loop over weights up to {other:?}", self.kernel.name),
+        }
+    }
+
+    /// Fresh parameters in place of these.
+    fn params(&mut self, old: &mut [Value]) {
+        for v in old {
+            let new = self.push(Op::Param, self.kernel.ty(*v));
+            self.names.insert(*v, new);
+            *v = new;
+        }
+    }
+
+    fn renamed(&self, values: &[Value]) -> Vec<Value> {
+        values.iter().map(|v| self.name(*v)).collect()
+    }
+
+    fn block(&mut self, old: &Block) -> Block {
+        let mut out = vec![];
+        for &v in old {
+            let op = self.kernel.op(v).clone();
+            match op {
+                Op::For { ref body, .. } if weighs(&self.kernel, body) => self.written_out(op, &mut out),
+                op => {
+                    let ty = self.kernel.ty(v);
+                    let op = self.copied(op);
+                    let new = self.push(op, ty);
+                    self.names.insert(v, new);
+                    out.push(new);
+                }
+            }
+        }
+        out
+    }
+
+    fn written_out(&mut self, op: Op, out: &mut Block) {
+        let Op::For { start, end, step, index, init, carried, body, body_yield, results, .. } = op else { return };
+        let [mut at, end, step] = [start, end, step].map(|v| self.constant(v));
+        let mut state = self.renamed(&init);
+        while at < end {
+            let now = self.push(Op::Const(at), Type::U32);
+            self.names.insert(index, now);
+            self.names.extend(carried.iter().copied().zip(state));
+            out.extend(self.block(&body));
+            state = self.renamed(&body_yield);
+            at += step;
+        }
+        self.names.extend(results.into_iter().zip(state));
+    }
+
+    /// An operation with its operands renamed and its blocks written out.
+    fn copied(&mut self, mut op: Op) -> Op {
+        match &mut op {
+            Op::If { cond, then, then_yield, otherwise, else_yield, results } => {
+                *cond = self.name(*cond);
+                *then = self.block(then);
+                *then_yield = self.renamed(then_yield);
+                *otherwise = self.block(otherwise);
+                *else_yield = self.renamed(else_yield);
+                self.params(results);
+            }
+            Op::For { start, end, step, index, init, carried, body, body_yield, results, .. } => {
+                [start, end, step].into_iter().for_each(|v| *v = self.name(*v));
+                *init = self.renamed(init);
+                self.params(std::slice::from_mut(index));
+                self.params(carried);
+                *body = self.block(body);
+                *body_yield = self.renamed(body_yield);
+                self.params(results);
+            }
+            simple => operands(simple).into_iter().for_each(|v| *v = self.name(*v)),
+        }
+        op
+    }
+}
+
+/// What an operation without blocks reads.
+fn operands(op: &mut Op) -> Vec<&mut Value> {
+    fn memory(m: &mut MatrixMemory) -> Vec<&mut Value> {
+        match m {
+            MatrixMemory::Global { base, offset } => vec![base, offset],
+            MatrixMemory::Shared { index, .. } => vec![index],
+        }
+    }
+    match op {
+        Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier | Op::If { .. } | Op::For { .. } => vec![],
+        Op::Unary(_, a)
+        | Op::Convert(a)
+        | Op::Bitcast(a)
+        | Op::Extract(a, _)
+        | Op::SubgroupReduce(_, a)
+        | Op::SubgroupShuffleXor(a, _)
+        | Op::Table(a, _)
+        | Op::MatrixSplat(a) => vec![a],
+        Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => vec![a, b],
+        Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => vec![a, b, c],
+        Op::Compose(parts) => parts.iter_mut().collect(),
+        Op::Dot4 { a, b, acc, .. } => vec![a, b, acc],
+        Op::Load { base, offset, .. } => vec![base, offset],
+        Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value } => vec![base, offset, value],
+        Op::SharedLoad { index, .. } => vec![index],
+        Op::SharedStore { index, value, .. } => vec![index, value],
+        Op::MatrixLoad { memory: m, stride, .. } => memory(m).into_iter().chain([stride]).collect(),
+        Op::MatrixStore { memory: m, stride, value, .. } => memory(m).into_iter().chain([stride, value]).collect(),
+    }
+}
+
+#[test]
+fn loops_over_weights_are_written_out() {
+    use zinc_ir::kernel::{ArgKind, Builder, verify};
+    let b = Builder::new("sample", 32, 32);
+    let (w, x, y) = (b.arg("weight", ArgKind::Read), b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write));
+    let sums = b.for_(b.u32(0), b.u32(6), 2, &[b.u32(1)], |i, sum| {
+        let inner = b.for_(b.u32(0), b.u32(4), 1, &[sum[0]], |j, s| vec![s[0] + b.load(Type::U32, x, j * 4, 4)]);
+        vec![inner[0] + b.load(Type::U32, w, i * 4, 4)]
+    });
+    b.store(y, b.local_id() * 4, sums[0], 4);
+    let kernel = straight(&b.finish());
+    verify(&kernel).expect("well formed");
+    let text = kernel.to_string();
+    let count = |what: &str| text.matches(what).count();
+    assert_eq!([count("for "), count("[$weight"), count("[$x")], [3, 3, 3], "{text}");
+}
