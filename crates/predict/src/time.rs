@@ -20,7 +20,7 @@ const INDEPENDENT_US: f64 = 0.2;
 /// Latencies may be off by this share.
 const LATENCY_SPREAD: f64 = 0.3;
 /// Arithmetic rates come from a model of the compiler's output; they may be off by this share.
-const ARITHMETIC_SPREAD: f64 = 0.15;
+const ARITHMETIC_SPREAD: f64 = 0.2;
 
 /// Time that is bound by one thing, in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
