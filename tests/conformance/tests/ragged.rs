@@ -131,3 +131,12 @@ fn matrices() {
         check(format, subgroup, rows, Choices { fuse: false, ..choices }, 2e-3);
     }
 }
+
+/// A rest of less than a step is a branch of its own here.
+#[test]
+fn few_rows_with_quantized_inputs_in_wide_subgroups() {
+    for (format, rows) in [("Q8_0", 3), ("Q4_0", 8), ("Q4_0", 2)] {
+        let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
+        check(format, 64, rows, choices, 2e-3);
+    }
+}
