@@ -106,6 +106,13 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     while heads > 1 && tiles(heads) * TILES_PER_UNIT < ctx.caps.parallel_tiles {
         heads = (1..heads).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1);
     }
+    // A page's worth of teams, as far as one head's sums of all subgroups fit the shared memory; the same for all
+    // batches, so that sums are.
+    let mut lanes = ctx.lanes((PAGE_TOKENS * team).min(512));
+    let bytes = |lanes: u32| (lanes / subgroup * (spec.head_dim + 2) + heads_at_once(group) * spec.head_dim) * 4;
+    while lanes / 2 >= subgroup && bytes(lanes) > ctx.caps.max_shared_bytes {
+        lanes = lanes / 2 / subgroup * subgroup;
+    }
     Ok(Shape {
         spec,
         kv: ctx.kv.ty,
@@ -114,8 +121,7 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
         team,
         each,
         at_once: if each <= 8 { 4 } else { 1 },
-        // A page's worth of teams.
-        lanes: ctx.lanes((PAGE_TOKENS * team).min(512)),
+        lanes,
         subgroup,
         splits,
         context: ctx.bucket.context,
