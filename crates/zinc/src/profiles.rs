@@ -20,8 +20,8 @@ pub(crate) static PROFILES: &[Profile] = &[
     Profile { name: "cpu", about: "runs the graph's regions natively, no kernels", caps: Caps::native },
     Profile { name: "plain", about: "any Vulkan 1.3 GPU: subgroups of 32, no matrices", caps: plain },
     Profile { name: "lavapipe", about: "Mesa's software driver: subgroups of 8, matrices of 8x8x8", caps: lavapipe },
-    Profile { name: "rdna2", about: "Radeon RX 6000: subgroups of 32, no matrices", caps: rdna2 },
-    Profile { name: "rdna3", about: "Radeon RX 7000: subgroups of 32, matrices of 16x16x16", caps: rdna3 },
+    Profile { name: "rdna2", about: "Radeon RX 6000: subgroups of 64, no matrices", caps: rdna2 },
+    Profile { name: "rdna3", about: "Radeon RX 7000: subgroups of 64, matrices of 16x16x16", caps: rdna3 },
     Profile { name: "hopper", about: "NVIDIA H200: subgroups of 32, matrices of 16x16x16", caps: hopper },
 ];
 
@@ -53,7 +53,7 @@ fn lavapipe() -> Caps {
 }
 
 fn rdna2() -> Caps {
-    Caps { max_shared_bytes: 64 << 10, ..plain() }
+    Caps { subgroup_size: 64, max_shared_bytes: 64 << 10, ..plain() }
 }
 
 fn rdna3() -> Caps {
