@@ -52,8 +52,11 @@ pub(crate) struct Opened {
 pub(crate) fn vulkan_index(compute: &ComputeArgs) -> Result<usize> {
     match compute.device {
         Choice::Vulkan(Some(index)) => Ok(index),
-        Choice::Vulkan(None) | Choice::Auto => best(&list()?),
-        Choice::Cpu => bail!("the CPU compiles no kernels; name a GPU with --device vulkan"),
+        Choice::Vulkan(None) | Choice::Auto => {
+            let devices = zinc_vulkan::list_devices().context("this needs a GPU and its driver")?;
+            best(&devices)
+        }
+        Choice::Cpu => bail!("the CPU compiles no kernels; this needs a GPU and its driver (--device vulkan)"),
     }
 }
 

@@ -133,10 +133,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for test in tests.into_iter().filter(|t| t.tokens > 0) {
         results.push(measure(&mut session, test, arguments, limits.as_ref(), &interrupt)?);
     }
-    if let Some(file) = &arguments.svg {
-        draw(&session, &results, file)?;
+    // Figures first: a plot that cannot be written does not lose them.
+    if arguments.json { print_json(&session, &results) } else { print_table(&session, &results) }?;
+    match &arguments.svg {
+        Some(file) => draw(&session, &results, file),
+        None => Ok(()),
     }
-    if arguments.json { print_json(&session, &results) } else { print_table(&session, &results) }
 }
 
 fn measure(

@@ -279,6 +279,13 @@ impl Roofline {
         let percent = |seconds: f64| format!("{:.0} %", 100.0 * seconds / all);
         let bytes: u64 = self.kinds.values().map(|k| k.bytes).sum();
         let per_token = bytes as f64 / self.tokens.max(1) as f64;
+        if per_token / self.limits.read > all {
+            return format!(
+                "faster than memory: {} come out of caches, so the measured reading limit of {} GB/s says nothing here",
+                table::bytes(per_token),
+                table::giga(self.limits.read)
+            );
+        }
         let Some((first, time)) = parts.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)) else {
             return String::new();
         };
@@ -412,6 +419,13 @@ pub(crate) mod tests {
         let r = Roofline::new(&limits(), &token, 1, 110e-6, 110e-6);
         assert_eq!(r.host(), 0.0);
         assert!(r.warning().is_some());
+    }
+
+    #[test]
+    fn weights_in_a_cache_have_no_memory_limit() {
+        // 200 kB at 1 GB/s would take 200 µs.
+        let cached = Roofline::new(&limits(), &[ran("matvec", 100.0, 200_000, 10, true)], 1, 105e-6, 105e-6);
+        assert!(cached.sentence().starts_with("faster than memory: 200 kB"), "{}", cached.sentence());
     }
 
     #[test]
