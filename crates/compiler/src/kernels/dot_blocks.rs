@@ -313,7 +313,7 @@ impl<'b> Dot<'_, '_, 'b> {
             .map(|plane| {
                 runs.iter().zip(plane).fold(b.i32(0), |sum, (r, x)| match &weights[*r].weights {
                     Weights::Bytes { packed, .. } => {
-                        // Unsigned levels are below 128, and products of mixed signs are slow on some hardware.
+                        // Unsigned levels are below 128: one product of signed bytes serves all formats.
                         packed.iter().zip(x).fold(sum, |sum, (w, x)| b.dot4(*w, *x, sum, true))
                     }
                     Weights::Floats(_) => sum,
