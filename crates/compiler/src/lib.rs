@@ -8,6 +8,7 @@
 //! first and one-op rows at the bottom. A new kernel, fused or not, is one file and one row.
 
 mod cost;
+mod cut;
 pub mod kernels;
 mod prune;
 mod schedule;
@@ -15,16 +16,17 @@ mod select;
 mod simplify;
 mod template;
 
+pub use cut::{Cut, Cuts, GENERATION, Tunable, Tuned};
 pub use select::{Region, select};
 pub use template::{Access, Ctx, Emission, LaunchSketch, Operand, Template};
 
 use std::sync::Arc;
 use zinc_ir::device::Caps;
-use zinc_ir::graph::Graph;
+use zinc_ir::graph::{Graph, NodeId};
 use zinc_ir::plan::{self, ActPrecision, Bucket, InputLayout, KvLayout, PAGE_TOKENS, Plan, PlanError};
 
 /// What the user decides; everything else follows from graph, caps and bucket.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Choices {
     /// Precision of matrix-product inputs.
     pub act: ActPrecision,
@@ -32,11 +34,13 @@ pub struct Choices {
     pub fuse: bool,
     /// Use cooperative matrices where the device has them.
     pub matrices: bool,
+    /// Cuts to use instead of what the rules say.
+    pub tuned: Arc<Tuned>,
 }
 
 impl Default for Choices {
     fn default() -> Choices {
-        Choices { act: ActPrecision::F32, fuse: true, matrices: true }
+        Choices { act: ActPrecision::F32, fuse: true, matrices: true, tuned: Arc::default() }
     }
 }
 
@@ -81,8 +85,7 @@ pub fn compile(
     choices: &Choices,
 ) -> Result<Plan, CompileError> {
     check_bucket(&bucket)?;
-    let graph = simplify::with_quantized_inputs(graph, &bucket, caps, choices);
-    let (graph, output) = simplify::with_tail(&graph, &bucket);
+    let (graph, output) = simplified(graph, &bucket, caps, choices);
     let inputs = InputLayout::new(&graph, bucket);
     let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
     let regions = select(&ctx)?;
@@ -94,6 +97,34 @@ pub fn compile(
     }
     plan::verify(&plan)?;
     Ok(plan)
+}
+
+/// The graph as it is cut into regions, and the value that leaves the device.
+fn simplified(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> (Arc<Graph>, Option<NodeId>) {
+    let graph = simplify::with_quantized_inputs(graph, bucket, caps, choices);
+    simplify::with_tail(&graph, bucket)
+}
+
+/// What can be chosen in the plan that [`compile`] makes of the same arguments, in the order of its launches.
+pub fn tunables(
+    graph: &Arc<Graph>,
+    kv: &Arc<KvLayout>,
+    bucket: Bucket,
+    caps: &Caps,
+    choices: &Choices,
+) -> Result<Vec<Tunable>, CompileError> {
+    check_bucket(&bucket)?;
+    let (graph, output) = simplified(graph, &bucket, caps, choices);
+    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
+    let mut found: Vec<Tunable> = vec![];
+    for region in select(&ctx)? {
+        let Some(cuts) = template::emit(&ctx, &region)?.cuts else { continue };
+        match found.iter_mut().find(|t| t.cuts.key == cuts.key) {
+            Some(known) => known.regions.push(region.last()),
+            None => found.push(Tunable { cuts, regions: vec![region.last()] }),
+        }
+    }
+    Ok(found)
 }
 
 fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {

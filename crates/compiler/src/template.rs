@@ -1,7 +1,7 @@
 //! What a kernel template is, and what it sees and gives.
 
 use crate::select::{Finder, Region};
-use crate::{Choices, CompileError};
+use crate::{Choices, CompileError, Cuts};
 use std::sync::Arc;
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{Graph, NodeId, Rows, WeightId};
@@ -85,6 +85,8 @@ pub struct Emission {
     pub launches: Vec<LaunchSketch>,
     /// Bytes of each region-local scratch buffer.
     pub temps: Vec<u64>,
+    /// How the work is cut, where there is a choice.
+    pub cuts: Option<Cuts>,
 }
 
 impl Ctx<'_> {
@@ -117,6 +119,14 @@ impl Ctx<'_> {
         let size = self.caps.subgroup_size;
         (256 / size).clamp(1, 8).min(self.caps.max_workgroup / size).max(1)
     }
+    /// How the input `x` of a product is kept, in words.
+    pub(crate) fn input_words(&self, x: NodeId) -> &'static str {
+        match self.quantized(x) {
+            Some((_, _, true)) => "f16",
+            Some((_, _, false)) => "q8",
+            None => "f32",
+        }
+    }
     /// The error for a node no template can do.
     pub fn unsupported(&self, node: NodeId, why: impl Into<String>) -> CompileError {
         CompileError::Unsupported { op: self.graph.op(node).name().to_string(), node: node.0, why: why.into() }
@@ -126,7 +136,7 @@ impl Ctx<'_> {
 /// Emits a region, or nothing for devices that run regions natively.
 pub(crate) fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     if ctx.caps.native {
-        return Ok(Emission { launches: vec![], temps: vec![] });
+        return Ok(Emission { launches: vec![], temps: vec![], cuts: None });
     }
     (region.template.emit)(ctx, region)
 }

@@ -42,19 +42,20 @@ pub fn architecture(device: &mut dyn Device, name: &str, choices: Choices, kv: K
     let f16 = ARCHITECTURES.iter().find(|a| a.0 == name).expect("a listed architecture").1;
     let f = Fixture::open(&format!("arch/{name}"));
     let label = format!("{name}, {:?}, KV {kv:?}, {piece} rows a step, {}", choices.act, device.description());
+    let limit = limits(choices.act, kv, f16);
     let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
     let got = driver.logits(&f.prompt, piece);
-    judge(&label, distance(&f.floats("logits_hf"), &got, 512), limits(choices.act, kv, f16));
+    judge(&label, distance(&f.floats("logits_hf"), &got, 512), limit);
 }
 
 /// The first `rows` positions of a weight format's prompt, against llama.cpp on the dequantized file.
 pub fn format(device: &mut dyn Device, name: &str, choices: Choices, piece: usize, rows: usize) {
     let f = Fixture::open(&format!("quant/{name}"));
     let label = format!("{name}, {:?}, {piece} rows a step, {}", choices.act, device.description());
+    let limit = limits(choices.act, KvType::F32, 1.2e-2);
     let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, choices, 1, 64);
     let got = driver.logits(&f.prompt[..rows], piece);
     let expected = &f.floats("logits_dequant_f32")[..got.len()];
-    let limit = limits(choices.act, KvType::F32, 1.2e-2);
     // No figure of divergence is known for F32 here beyond the largest difference.
     judge(&label, distance(expected, &got, 320), Distance { kl: limit.kl.max(1e-6), ..limit });
 }

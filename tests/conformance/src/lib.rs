@@ -3,6 +3,7 @@
 mod batches;
 mod cases;
 mod chains;
+mod cuts;
 mod drive;
 mod experts;
 mod fixture;
@@ -11,6 +12,7 @@ mod interpreted;
 pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use chains::{chained_equals_unchained, tails_agree};
+pub use cuts::{LongRows, Trial};
 pub use drive::{Chunk, Driver};
 pub use experts::mixture_of_experts;
 pub use fixture::{Distance, Fixture, data, distance};

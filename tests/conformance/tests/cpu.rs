@@ -24,7 +24,7 @@ fn architectures() {
         for (name, _) in ARCHITECTURES {
             for act in PRECISIONS {
                 let choices = Choices { act, ..Choices::default() };
-                architecture(device, name, choices, KvType::F32, 24);
+                architecture(device, name, choices.clone(), KvType::F32, 24);
                 architecture(device, name, choices, KvType::F16, 5);
             }
         }

@@ -57,7 +57,7 @@ fn qwen3moe() {
 fn qwen3moe_unfused() {
     let unfused = Choices { fuse: false, ..Choices::default() };
     for rows in [1, 12] {
-        architecture(&mut device(16), "qwen3moe", unfused, KvType::F32, rows);
+        architecture(&mut device(16), "qwen3moe", unfused.clone(), KvType::F32, rows);
     }
 }
 
@@ -69,13 +69,13 @@ fn experts_of_odd_sizes() {
         for rows in [1, 3, 9] {
             mixture_of_experts(&mut device(subgroup), format, choices(F32), rows, 5e-6);
         }
-        mixture_of_experts(&mut device(subgroup), format, unfused, 2, 5e-6);
+        mixture_of_experts(&mut device(subgroup), format, unfused.clone(), 2, 5e-6);
     }
     // Inputs in blocks: two bytes, then one.
     for (i, format) in ["Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "IQ3_S"].into_iter().enumerate() {
         let subgroup = [4, 8, 16, 32, 64][i];
         let wide = choices(ActPrecision::F16);
-        mixture_of_experts(&mut device(subgroup), format, wide, 1, 1e-4);
+        mixture_of_experts(&mut device(subgroup), format, wide.clone(), 1, 1e-4);
         mixture_of_experts(&mut device(subgroup), format, Choices { fuse: false, ..wide }, 2, 1e-4);
         mixture_of_experts(&mut device(subgroup), format, choices(ActPrecision::Q8), 3, 3e-2);
     }

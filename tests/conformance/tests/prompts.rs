@@ -63,7 +63,7 @@ fn unfused() {
 #[test]
 fn matrices() {
     let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
-    check("arch/llama", "logits_hf", 8, 24, choices, 3.6e-2, 5e-5);
+    check("arch/llama", "logits_hf", 8, 24, choices.clone(), 3.6e-2, 5e-5);
     check("arch/gemma3", "logits_hf", 32, 24, choices, 5.1e-2, 5e-5);
 }
 

@@ -127,7 +127,7 @@ fn multiply_adds() {
 fn matrices() {
     for (format, subgroup, rows) in [("F16", 4, 9), ("F32", 8, 13), ("Q4_0", 32, 21), ("Q8_0", 64, 33)] {
         let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
-        check(format, subgroup, rows, choices, 2e-3);
+        check(format, subgroup, rows, choices.clone(), 2e-3);
         check(format, subgroup, rows, Choices { fuse: false, ..choices }, 2e-3);
     }
 }
@@ -137,6 +137,6 @@ fn matrices() {
 fn few_rows_with_quantized_inputs_in_wide_subgroups() {
     for (format, rows) in [("Q8_0", 3), ("Q4_0", 8), ("Q4_0", 2)] {
         let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
-        check(format, 64, rows, choices, 2e-3);
+        check(format, 64, rows, choices.clone(), 2e-3);
     }
 }

@@ -64,5 +64,5 @@ pub(crate) fn single(
     grid: [u32; 3],
     body: impl for<'b> FnOnce(&'b Builder, &Args<'b>),
 ) -> Emission {
-    Emission { launches: vec![launch(name, workgroup, subgroup, grid, body)], temps: vec![] }
+    Emission { launches: vec![launch(name, workgroup, subgroup, grid, body)], temps: vec![], cuts: None }
 }

@@ -183,10 +183,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         body(ctx, b, &s, &io, out);
     });
     if s.splits == 1 {
-        return Ok(Emission { launches: vec![partial], temps: vec![] });
+        return Ok(Emission { launches: vec![partial], temps: vec![], cuts: None });
     }
     let partial_bytes = rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4;
-    Ok(Emission { launches: vec![partial, merge(ctx, node, region, &s, rows)], temps: vec![partial_bytes] })
+    Ok(Emission { launches: vec![partial, merge(ctx, node, region, &s, rows)], temps: vec![partial_bytes], cuts: None })
 }
 
 /// The query, layer and sizes of an attention over a cache.

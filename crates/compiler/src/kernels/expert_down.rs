@@ -10,9 +10,9 @@
 
 use super::args::{Args, single};
 use super::dot::{InputKind, Inputs, WeightRow};
-use super::dot_blocks::Part;
+use super::dot_blocks::{Flight, Part};
 use super::dot_floats;
-use super::expert_tile::{Ending, Tile};
+use super::expert_tile::{Ending, Launch, Tile};
 use super::experts::{product, row_kind};
 use super::matvec::with_ending;
 use super::rows::workgroup;
@@ -197,15 +197,20 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let p = Down::of(ctx, region).ok_or_else(|| ctx.unsupported(region.last(), "pattern"))?;
     let w = ctx.graph.weight_of(p.weight);
     let (sg, m, n) = (ctx.caps.subgroup_size, ctx.cols(p.out), ctx.rows(p.out));
-    let tile = Tile::choose(ctx, m, 1, n, p.quantized.map(|q| q.0));
     let Routing { experts, used } = ctx.graph.routing(p.route);
+    let (format, input) = (w.format.name, ctx.input_words(p.x));
+    let what = format!("expert_down {format} {m}x{} {used}of{experts} n{n} {input}", w.cols);
+    let (quantized, flight) = (p.quantized.map(|q| q.0), Flight { units: 1, ahead: false });
+    let cuts = Launch { what, m, weights: &[w], copies: n, quantized, flight, free_flight: false }.cuts(ctx);
+    let tile = Tile { cut: cuts.used, sets: 1 };
     let name = format!("expert_down_{}_{m}x{}_{used}of{experts}", w.format.name.to_lowercase(), w.cols);
-    Ok(single(name, tile.lanes(sg), sg, [m.div_ceil(tile.rows()), n, 1], |b, args| {
+    let emission = single(name, tile.lanes(sg), sg, [m.div_ceil(tile.cut.tile()), n, 1], |b, args| {
         tables::fill(b, &[w], tile.lanes(sg));
         let long = Long::declare(ctx, b, args, &p);
         let ending = p.ending(region, b, args, m);
         tile.run(ctx, b, &ending, |index| long.sums(index));
-    }))
+    });
+    Ok(Emission { cuts: Some(cuts), ..emission })
 }
 
 impl Down {

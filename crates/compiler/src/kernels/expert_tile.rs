@@ -5,23 +5,77 @@
 //! quantized:  each subgroup ─► sums in shared memory ─barrier─► all lanes finish them ─barrier─► block of 32 quantized
 //! ```
 
+use super::dot_blocks::Flight;
 use super::matvec::{activate, shared_quad};
 use super::quantize::Blocks;
 use super::rows::for_items;
+use super::tables;
+use crate::cut::{self, Cut, Cuts, Space};
 use crate::template::Ctx;
-use zinc_ir::graph::{Activation, NodeId};
+use zinc_ir::graph::{Activation, NodeId, Weight};
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::quant::UNIT;
 
 /// The rows of one workgroup.
+#[derive(Clone, Copy)]
 pub(super) struct Tile {
-    subgroups: u32,
-    /// Rows a subgroup multiplies at a time.
-    rows: u32,
-    /// How many times.
-    turns: u32,
+    /// How they are cut.
+    pub(super) cut: Cut,
     /// Weights that each row has.
-    sets: u32,
+    pub(super) sets: u32,
+}
+
+/// What decides how a launch of expert products is best cut.
+pub(super) struct Launch<'a> {
+    /// Template, formats, sizes and precision of the inputs, in words.
+    pub(super) what: String,
+    /// Rows of an expert's matrix.
+    pub(super) m: u32,
+    /// One, or gate and up.
+    pub(super) weights: &'a [&'a Weight],
+    /// Tokens, times chosen experts where each is a tile of its own.
+    pub(super) copies: u32,
+    /// The node that quantizes the output.
+    pub(super) quantized: Option<NodeId>,
+    /// What the rules for others set: see [`Cut::units`] and [`Cut::ahead`].
+    pub(super) flight: Flight,
+    /// The cut may change it.
+    pub(super) free_flight: bool,
+}
+
+impl Launch<'_> {
+    /// Its cuts, the rule's first.
+    pub(super) fn cuts(self, ctx: &Ctx<'_>) -> Cuts {
+        let (m, sets) = (self.m, self.weights.len() as u32);
+        let ends = self.quantized.map_or(String::new(), |node| format!(" to {}", ctx.input_words(node)));
+        let key = format!("{}{ends}", self.what);
+        let table_bytes = tables::bytes(self.weights);
+        let shared = |cut: Cut| (sets + 1) * cut.tile() * 4 + table_bytes;
+        let blocks = cut::whole_blocks(m);
+        let turns = |subgroups, rows| match self.quantized {
+            Some(_) => blocks(subgroups, rows),
+            None => vec![1],
+        };
+        let rule = self.rule(ctx);
+        Space { key, rule, flight: self.free_flight, turns: &turns, sets, inputs: 1, shared: &shared }.cuts(ctx)
+    }
+
+    /// Two rows share the reading of the inputs, but only where that leaves tiles enough; quantized tiles are whole
+    /// blocks: one of 32 rows by about 512 lanes, so that a launch of few blocks still has many loads under way.
+    fn rule(&self, ctx: &Ctx<'_>) -> Cut {
+        let Flight { units, ahead } = self.flight;
+        if self.quantized.is_some() {
+            let size = ctx.caps.subgroup_size;
+            let most = (ctx.caps.max_workgroup.min(512) / size).clamp(1, 16);
+            let subgroups = 1 << most.ilog2();
+            let rows = if self.weights.len() == 1 { 2 } else { 1 };
+            return Cut { subgroups, rows, turns: UNIT / (subgroups * rows), units, ahead };
+        }
+        let subgroups = ctx.subgroups();
+        let tiles = self.m.div_ceil(subgroups * 2) as u64 * self.copies as u64;
+        let rows = if tiles >= ctx.caps.parallel_tiles as u64 { 2 } else { 1 };
+        Cut { subgroups, rows, turns: 1, units, ahead }
+    }
 }
 
 /// Where a tile's values go.
@@ -45,35 +99,9 @@ pub(super) struct Ending<'b> {
 }
 
 impl Tile {
-    /// For `m` rows, `sets` weights of each, in `copies` (tokens, chosen experts). Two rows share the reading of the
-    /// inputs, but only where that leaves tiles enough; quantized tiles are whole blocks.
-    pub(super) fn choose(ctx: &Ctx<'_>, m: u32, sets: u32, copies: u32, quantized: Option<NodeId>) -> Tile {
-        if quantized.is_some() {
-            return Tile::of_blocks(ctx, sets);
-        }
-        let subgroups = ctx.subgroups();
-        let tiles = m.div_ceil(subgroups * 2) as u64 * copies as u64;
-        let rows = if tiles >= ctx.caps.parallel_tiles as u64 { 2 } else { 1 };
-        Tile { subgroups, rows, turns: 1, sets }
-    }
-
-    /// One block of 32 rows by about 512 lanes, so that a launch of few blocks still has many loads under way.
-    fn of_blocks(ctx: &Ctx<'_>, sets: u32) -> Tile {
-        let size = ctx.caps.subgroup_size;
-        let most = (ctx.caps.max_workgroup.min(512) / size).clamp(1, 16);
-        let subgroups = 1 << most.ilog2();
-        let rows = if sets == 1 { 2 } else { 1 };
-        Tile { subgroups, rows, turns: UNIT / (subgroups * rows), sets }
-    }
-
-    /// Rows.
-    pub(super) fn rows(&self) -> u32 {
-        self.subgroups * self.rows * self.turns
-    }
-
     /// Lanes of the workgroup.
     pub(super) fn lanes(&self, subgroup: u32) -> u32 {
-        self.subgroups * subgroup
+        self.cut.subgroups * subgroup
     }
 
     /// Writes the tile. `sums(rows)` gives the sums of some rows as `[set · rows + row]`.
@@ -91,8 +119,8 @@ impl Tile {
     }
 
     fn direct<'b>(&self, b: &'b Builder, ending: &Ending<'b>, sums: impl Fn(&[Val<'b>]) -> Vec<Val<'b>>) {
-        let rows = self.rows;
-        let row0 = b.tile(0) * self.rows() + b.subgroup_id() * rows;
+        let rows = self.cut.rows;
+        let row0 = b.tile(0) * self.cut.tile() + b.subgroup_id() * rows;
         let index: Vec<Val<'b>> = (0..rows).map(|r| (row0 + r).min(b.u32(ending.m - 1))).collect();
         let sums = sums(&index);
         b.if_(b.lane().eq(0), || {
@@ -113,7 +141,7 @@ impl Tile {
         (node, base, gain): (NodeId, Val<'b>, Option<Val<'b>>),
         sums: impl Fn(&[Val<'b>]) -> Vec<Val<'b>>,
     ) {
-        let (tile, rows, lanes) = (self.rows(), self.rows, self.lanes(ctx.caps.subgroup_size));
+        let (tile, rows, lanes) = (self.cut.tile(), self.cut.rows, self.lanes(ctx.caps.subgroup_size));
         let first = b.tile(0) * tile;
         let shared = b.shared("sums", Type::F32, self.sets * tile);
         let values = b.shared("values", Type::F32, tile);
@@ -121,7 +149,7 @@ impl Tile {
         let blocks = Blocks::new(ctx, b, node, (base, gain), (ending.column + first, tile), lanes);
         let early = (tile <= lanes).then(|| ending.addend(b, first + b.local_id().min(b.u32(tile - 1))));
         let turn = |i: Val<'b>| {
-            let local = (i * self.subgroups + b.subgroup_id()) * rows;
+            let local = (i * self.cut.subgroups + b.subgroup_id()) * rows;
             let index: Vec<Val<'b>> = (0..rows).map(|r| first + local + r).collect();
             let sums = sums(&index);
             b.if_(b.lane().eq(0), || {
@@ -132,10 +160,10 @@ impl Tile {
             });
         };
         // Straight code: the loads of a later turn need not wait for an earlier one.
-        if self.turns <= STRAIGHT_TURNS {
-            (0..self.turns).for_each(|i| turn(b.u32(i)));
+        if self.cut.turns <= STRAIGHT_TURNS {
+            (0..self.cut.turns).for_each(|i| turn(b.u32(i)));
         } else {
-            b.for_(b.u32(0), b.u32(self.turns), 1, &[], |i, _| {
+            b.for_(b.u32(0), b.u32(self.cut.turns), 1, &[], |i, _| {
                 turn(i);
                 vec![]
             });

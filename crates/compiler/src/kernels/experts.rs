@@ -11,7 +11,7 @@
 use super::args::{Args, single};
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
 use super::dot_blocks::Flight;
-use super::expert_tile::{Ending, Tile};
+use super::expert_tile::{Ending, Launch, Tile};
 use super::matvec::{source_of, with_ending};
 use super::quantize::RowLayout;
 use super::route::Choice;
@@ -149,10 +149,18 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     }
     let Routing { experts, used } = ctx.graph.routing(p.route);
     let (sg, m, cols, n) = (ctx.caps.subgroup_size, weights[0].rows / experts, weights[0].cols, ctx.rows(p.out));
-    let tile = Tile::choose(ctx, m, weights.len() as u32, used * n, p.quantized);
+    let names: Vec<_> = weights.iter().map(|w| w.format.name).collect();
+    let (what, input) = (region.template.name, ctx.input_words(p.x));
+    let what = format!("{what} {} {m}x{cols} {used}of{experts} n{n} {input}", names.join("+"));
+    let free_flight = ctx.quantized(p.x).is_some();
+    let launch =
+        Launch { what, m, weights: &weights, copies: used * n, quantized: p.quantized, flight: FLIGHT, free_flight };
+    let cuts = launch.cuts(ctx);
+    let tile = Tile { cut: cuts.used, sets: weights.len() as u32 };
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
     let name = format!("{}_{}_{m}x{cols}_{used}of{experts}", region.template.name, formats.join("_"));
-    Ok(single(name, tile.lanes(sg), sg, [m.div_ceil(tile.rows()), used, n], |b, args| {
+    let grid = [m.div_ceil(tile.cut.tile()), used, n];
+    let emission = single(name, tile.lanes(sg), sg, grid, |b, args| {
         tables::fill(b, &weights, tile.lanes(sg));
         let inputs = p.inputs(ctx, b, args, cols);
         let bases: Vec<Val<'_>> = p.weights.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
@@ -166,9 +174,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             for (weight, base) in weights.iter().zip(&bases) {
                 rows.extend(index.iter().map(|i| WeightRow { weight, base: *base, row: expert * m + *i }));
             }
-            dot::dot(b, sg, FLIGHT, &rows, &inputs).into_iter().map(|of_row| of_row[0]).collect()
+            dot::dot(b, sg, tile.cut.flight(), &rows, &inputs).into_iter().map(|of_row| of_row[0]).collect()
         });
-    }))
+    });
+    Ok(Emission { cuts: Some(cuts), ..emission })
 }
 
 impl Products {

@@ -7,14 +7,14 @@
 //!                               the last two: [─► quantize]
 //! ```
 //!
-//! A tile is a run of weight rows; each subgroup takes [`Shape::rows`] of them at a time.
+//! A tile is a run of weight rows; each subgroup takes [`Cut::rows`] of them at a time.
 
 use super::args::{Args, launch};
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
-use super::dot_blocks::Flight;
 use super::quantize::{self, Blocks, RowLayout};
 use super::rows::for_items;
 use super::tables;
+use crate::cut::{self, Cut, Cuts, Space};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -220,28 +220,12 @@ pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
     }
 }
 
-/// How the work is cut.
-#[derive(Clone, Copy)]
-pub(super) struct Shape {
-    /// Subgroups per workgroup.
-    pub(super) subgroups: u32,
-    /// Weight rows a subgroup multiplies at a time.
-    pub(super) rows: u32,
-    /// How many times.
-    pub(super) turns: u32,
-    /// What is loaded at once.
-    pub(super) flight: Flight,
-}
-
-impl Shape {
-    /// Rows per tile.
-    pub(super) fn tile(self) -> u32 {
-        self.subgroups * self.rows * self.turns
-    }
-    /// A shape for `m` weight rows and `n` input rows of a tile whose subgroups work each for itself. Many subgroups with
+/// The rules.
+impl Cut {
+    /// A cut for `m` weight rows and `n` input rows of a tile whose subgroups work each for itself. Many subgroups with
     /// two rows and little in flight each do best (docs/internals/performance.md); with F32 inputs, which cost registers,
     /// four rows of one weight where there are tiles to spare.
-    fn choose(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32, integers: bool) -> Shape {
+    fn of_rows(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32, integers: bool) -> Cut {
         let subgroups = if integers { largest(ctx) } else { ctx.subgroups() };
         let spare = m.div_ceil(subgroups * 4) >= ctx.caps.parallel_tiles;
         let rows = match n {
@@ -251,13 +235,13 @@ impl Shape {
         };
         let tiles = m.div_ceil(subgroups * rows);
         let turns = if integers { 1 } else { (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8) };
-        Shape { subgroups, rows, turns, flight: Flight { units: 1, ahead: true } }
+        Cut { subgroups, rows, turns, units: 1, ahead: true }
     }
 
-    /// A shape whose tile is one block of 32 rows, since the tile quantizes its rows. Where there is a tile for each
+    /// A cut whose tile is one block of 32 rows, since the tile quantizes its rows. Where there is a tile for each
     /// compute unit and no more, its subgroups have the registers for two rows and loads ahead; where there are more,
     /// it is better that several tiles fit.
-    fn of_blocks(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Shape {
+    fn of_blocks(ctx: &Ctx<'_>, sets: u32, m: u32, n: u32) -> Cut {
         let most = largest(ctx);
         let one_each = m / UNIT * TILES_PER_UNIT <= ctx.caps.parallel_tiles;
         let (subgroups, rows) = match sets * n {
@@ -265,8 +249,8 @@ impl Shape {
             _ if one_each => (most, 1),
             _ => ((most / 2).max(1), 1),
         };
-        let flight = Flight { units: 2, ahead: one_each && sets * n == 1 };
-        Shape { subgroups, rows, turns: UNIT / (subgroups * rows), flight }
+        let turns = UNIT / (subgroups * rows);
+        Cut { subgroups, rows, turns, units: 2, ahead: one_each && sets * n == 1 }
     }
 }
 
@@ -344,15 +328,35 @@ impl<'a, 'b> Finish<'a, 'b> {
     }
 }
 
+/// The cuts of a region, the rule's first.
+fn cuts(ctx: &Ctx<'_>, region: &Region, parts: &Parts, weights: &[&Weight]) -> Cuts {
+    let (m, n, sets) = (ctx.cols(parts.out), ctx.rows(parts.out), weights.len() as u32);
+    let integers = ctx.quantized(parts.source.x).is_some();
+    let table_bytes = tables::bytes(weights);
+    let ends = parts.quantized.map_or(String::new(), |(node, _)| format!(" to {}", ctx.input_words(node)));
+    let input = ctx.input_words(parts.source.x);
+    let names: Vec<_> = weights.iter().map(|w| w.format.name).collect();
+    let key = format!("{} {} {m}x{} n{n} {input}{ends}", region.template.name, names.join("+"), weights[0].cols);
+    let space = |rule, turns, shared| Space { key, rule, flight: integers, turns, sets, inputs: n, shared };
+    match parts.quantized {
+        Some(_) => {
+            let shared = |cut: Cut| (sets + 1) * n * cut.tile() * 4 + table_bytes;
+            space(Cut::of_blocks(ctx, sets, m, n), &cut::whole_blocks(m), &shared).cuts(ctx)
+        }
+        None => {
+            let rule = Cut::of_rows(ctx, sets, m, n, integers);
+            let turns = |at_once: u32| [1, 2, 4, 8].into_iter().filter(move |t| t * at_once <= m.max(rule.tile()));
+            space(rule, &|subgroups, rows| turns(subgroups * rows).collect(), &|_| table_bytes).cuts(ctx)
+        }
+    }
+}
+
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let parts = parts(ctx, region);
     let (m, n) = (ctx.cols(parts.out), ctx.rows(parts.out));
     let weights: Vec<_> = parts.products.iter().map(|w| ctx.graph.weight_of(*w)).collect();
-    let sets = weights.len() as u32;
-    let shape = match parts.quantized {
-        Some(_) => Shape::of_blocks(ctx, sets, m, n),
-        None => Shape::choose(ctx, sets, m, n, ctx.quantized(parts.source.x).is_some()),
-    };
+    let cuts = cuts(ctx, region, &parts, &weights);
+    let shape = cuts.used;
     let sg = ctx.caps.subgroup_size;
     let formats: Vec<_> = weights.iter().map(|w| w.format.name.to_lowercase()).collect();
     let bytes = match ctx.quantized(parts.source.x) {
@@ -377,14 +381,14 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             }
         }
     });
-    Ok(Emission { launches: vec![product], temps: vec![] })
+    Ok(Emission { launches: vec![product], temps: vec![], cuts: Some(cuts) })
 }
 
 /// The products of a region, one set of weights or two.
 struct Products<'a, 'b> {
     b: &'b Builder,
     sg: u32,
-    shape: Shape,
+    shape: Cut,
     /// Rows of each weight.
     m: u32,
     weights: &'a [&'a Weight],
@@ -399,7 +403,7 @@ impl<'b> Products<'_, 'b> {
         let sets = self.weights.iter().zip(&self.bases);
         let rows: Vec<WeightRow<'_, 'b>> =
             sets.flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row })).collect();
-        dot::dot(self.b, self.sg, self.shape.flight, &rows, &self.inputs)
+        dot::dot(self.b, self.sg, self.shape.flight(), &rows, &self.inputs)
     }
 }
 

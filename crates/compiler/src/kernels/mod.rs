@@ -25,6 +25,7 @@ mod top_k;
 
 use crate::Template;
 pub(crate) use dot::takes_bytes;
+pub(crate) use dot_blocks::Flight;
 
 /// Bytes of a quantized row of `cols` values.
 pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {

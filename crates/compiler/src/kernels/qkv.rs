@@ -15,6 +15,7 @@ use super::dot_blocks::Flight;
 use super::matvec::{self, Source};
 use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
 use super::tables;
+use crate::cut::{Cut, Cuts, Space};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -155,7 +156,7 @@ fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
 
 /// How the work is cut: `tile` rows of one head per workgroup.
 #[derive(Clone, Copy)]
-struct Cut {
+struct Shape {
     head_dim: u32,
     tile: u32,
     subgroups: u32,
@@ -163,9 +164,15 @@ struct Cut {
     flight: Flight,
 }
 
-fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
+/// Must a tile be a whole head?
+fn whole(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32) -> bool {
+    parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim))
+}
+
+/// The rule.
+fn rule(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     let heads: u32 = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).rows / head_dim).sum();
-    let whole = parts.heads.iter().any(|h| h.norm.is_some() || partial(ctx, h, head_dim));
+    let whole = whole(ctx, parts, head_dim);
     let mut tile = head_dim;
     while !whole && tile.is_multiple_of(4) && tile > 16 && heads * (head_dim / tile) < ctx.caps.parallel_tiles * 2 {
         tile /= 2;
@@ -178,7 +185,36 @@ fn cut(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
-    Cut { head_dim, tile, subgroups, rows, flight: Flight { units: 1, ahead: true } }
+    Cut { subgroups, rows, turns: tile / rows / subgroups, units: 1, ahead: true }
+}
+
+/// Rows that a tile has at least.
+const LEAST_TILE: u32 = 8;
+
+/// The cuts of a region, the rule's first. A tile is a whole head, or a half, a quarter … of one with whole pairs.
+fn cuts(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cuts {
+    let weights: Vec<&Weight> = parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight)).collect();
+    let whole = whole(ctx, parts, head_dim);
+    let tiles = || {
+        let halves = (0..head_dim.ilog2()).map(|i| head_dim >> i);
+        let parts =
+            move |tile: u32| !whole && tile >= LEAST_TILE && tile.is_multiple_of(2) && head_dim.is_multiple_of(tile);
+        halves.filter(move |tile| *tile == head_dim || parts(*tile))
+    };
+    let turns = |subgroups: u32, rows: u32| {
+        let fitting = tiles().filter(|tile| tile.is_multiple_of(subgroups * rows));
+        fitting.map(|tile| tile / (subgroups * rows)).collect()
+    };
+    let list = |f: &dyn Fn(&Weight) -> String| weights.iter().map(|w| f(w)).collect::<Vec<_>>().join("+");
+    let (formats, rows) = (list(&|w| w.format.name.to_string()), list(&|w| w.rows.to_string()));
+    let heads = if whole { "whole heads" } else { "heads" };
+    let (cols, input) = (weights[0].cols, ctx.input_words(parts.source.x));
+    let key = format!("{} {formats} {rows}x{cols} {heads} of {head_dim} n{n} {input}", QKV.name);
+    let rule = rule(ctx, parts, head_dim, n);
+    let flight = ctx.quantized(parts.source.x).is_some();
+    let table_bytes = tables::bytes(&weights);
+    let shared = |cut: Cut| n * cut.tile() * 4 + table_bytes;
+    Space { key, rule, flight, turns: &turns, sets: 1, inputs: n, shared: &shared }.cuts(ctx)
 }
 
 /// Does the rotation leave a part of the head alone? Then a tile must be a whole head.
@@ -190,19 +226,21 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let parts = parts(ctx, region);
     let n = ctx.bucket.tokens;
     let head_dim = ctx.graph.kv()[parts.layer as usize].head_dim;
-    let cut = cut(ctx, &parts, head_dim, n);
+    let cuts = cuts(ctx, &parts, head_dim, n);
+    let Cut { subgroups, rows, .. } = cuts.used;
+    let shape = Shape { head_dim, tile: cuts.used.tile(), subgroups, rows, flight: cuts.used.flight() };
     let sg = ctx.caps.subgroup_size;
     let formats: Vec<_> =
         parts.heads.iter().map(|h| ctx.graph.weight_of(h.weight).format.name.to_lowercase()).collect();
-    let per_head = head_dim / cut.tile;
-    let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / cut.tile;
+    let per_head = head_dim / shape.tile;
+    let tiles = |h: &Head| ctx.graph.weight_of(h.weight).rows / shape.tile;
     let grid = [parts.heads.iter().map(tiles).sum(), 1, 1];
     let name = format!("matvec_qkv_{}_{n}", formats.join("_"));
-    let lanes = cut.subgroups * sg;
+    let lanes = subgroups * sg;
     let product = launch(name, lanes, sg, grid, |b, args| {
         let inputs = matvec::inputs(ctx, b, args, &parts.source, n);
         let slots = args.read("slots", Operand::Input(Input::Slots));
-        let sums = b.shared("sums", Type::F32, n * cut.tile);
+        let sums = b.shared("sums", Type::F32, n * shape.tile);
         let mut first = 0;
         let heads: Vec<Tile<'_, '_>> = parts
             .heads
@@ -214,7 +252,19 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
                 let here = if first == 0 { inside } else { b.u32(first).le(b.tile(0)) & inside };
                 first += tiles(spec);
                 let slot = b.load(Type::U32, slots, b.u32(0), 4);
-                Tile { ctx, b, cut, spec, args, here, head: tile / per_head, part: tile % per_head, sums, slots, slot }
+                Tile {
+                    ctx,
+                    b,
+                    shape,
+                    spec,
+                    args,
+                    here,
+                    head: tile / per_head,
+                    part: tile % per_head,
+                    sums,
+                    slots,
+                    slot,
+                }
             })
             .collect();
         let weights: Vec<_> = heads.iter().map(Tile::weight).collect();
@@ -229,7 +279,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             b.if_(head.here, || (0..n).for_each(|row| head.finish(row, early.as_ref())));
         }
     });
-    Ok(Emission { launches: vec![product], temps: vec![] })
+    Ok(Emission { launches: vec![product], temps: vec![], cuts: Some(cuts) })
 }
 
 struct HeadArgs<'b> {
@@ -254,7 +304,7 @@ fn head_args<'b>(args: &Args<'b>, h: &Head, layer: u32) -> HeadArgs<'b> {
 struct Tile<'a, 'b> {
     ctx: &'a Ctx<'a>,
     b: &'b Builder,
-    cut: Cut,
+    shape: Shape,
     spec: &'a Head,
     args: HeadArgs<'b>,
     here: Val<'b>,
@@ -286,25 +336,25 @@ fn same_product<'a, 'b>(heads: &'a [Tile<'a, 'b>]) -> Vec<Vec<&'a Tile<'a, 'b>>>
 
 /// The products of all rows of a tile into shared memory, for whichever head of the group is here.
 fn products<'b>(group: &[&Tile<'_, 'b>], inputs: &Inputs<'b>) {
-    let (b, cut, sums) = (group[0].b, group[0].cut, group[0].sums);
+    let (b, shape, sums) = (group[0].b, group[0].shape, group[0].sums);
     let choose = |f: &dyn Fn(&Tile<'_, 'b>) -> Val<'b>| {
         group.iter().map(|t| (t.here, f(t))).reduce(|a, x| (x.0, x.0.select(x.1, a.1))).expect("a head").1
     };
     let base = choose(&|t| t.args.weight);
     let weight = group[0].weight();
-    let turns = cut.tile / (cut.subgroups * cut.rows);
+    let turns = shape.tile / (shape.subgroups * shape.rows);
     let turn = |turn: Val<'b>| {
-        let first = (turn * cut.subgroups + b.subgroup_id()) * cut.rows;
-        let local: Vec<Val<'b>> = (0..cut.rows).map(|r| first + r).collect();
+        let first = (turn * shape.subgroups + b.subgroup_id()) * shape.rows;
+        let local: Vec<Val<'b>> = (0..shape.rows).map(|r| first + r).collect();
         let rows: Vec<WeightRow<'_, 'b>> = local
             .iter()
-            .map(|i| WeightRow { weight, base, row: choose(&|t| t.head * cut.head_dim + t.element(*i)) })
+            .map(|i| WeightRow { weight, base, row: choose(&|t| t.head * shape.head_dim + t.element(*i)) })
             .collect();
-        let values = dot::dot(b, group[0].ctx.caps.subgroup_size, cut.flight, &rows, inputs);
+        let values = dot::dot(b, group[0].ctx.caps.subgroup_size, shape.flight, &rows, inputs);
         b.if_(b.lane().eq(0), || {
             for (local, of_row) in local.iter().zip(&values) {
                 for (j, value) in of_row.iter().enumerate() {
-                    b.shared_store(sums, *local + j as u32 * cut.tile, *value);
+                    b.shared_store(sums, *local + j as u32 * shape.tile, *value);
                 }
             }
         });
@@ -347,26 +397,26 @@ impl<'b> Tile<'_, 'b> {
     /// Rotary pairs of a head, and of this part.
     fn pairs(&self, rope: RopeId) -> (u32, u32) {
         let pairs = self.ctx.graph.ropes()[rope.index()].inv_freq.len() as u32;
-        (pairs, if self.cut.tile == self.cut.head_dim { pairs } else { self.cut.tile / 2 })
+        (pairs, if self.shape.tile == self.shape.head_dim { pairs } else { self.shape.tile / 2 })
     }
 
     /// Element of the head that is element `i` of the part: parts keep rotary pairs together.
     fn element(&self, i: Val<'b>) -> Val<'b> {
-        let cut = self.cut;
+        let shape = self.shape;
         match self.spec.rope {
-            Some((Pairing::Halves, _)) if cut.tile < cut.head_dim => {
-                let half = cut.tile / 2;
+            Some((Pairing::Halves, _)) if shape.tile < shape.head_dim => {
+                let half = shape.tile / 2;
                 let second = i / half;
-                self.part * half + i % half + second * (cut.head_dim / 2)
+                self.part * half + i % half + second * (shape.head_dim / 2)
             }
-            _ => self.part * cut.tile + i,
+            _ => self.part * shape.tile + i,
         }
     }
 
     /// Head norm, rotation and the store of one row.
     fn finish(&self, row: u32, early: Option<&EarlyTurn<'b>>) {
-        let (b, cut) = (self.b, self.cut);
-        let lanes = cut.subgroups * self.ctx.caps.subgroup_size;
+        let (b, shape) = (self.b, self.shape);
+        let lanes = shape.subgroups * self.ctx.caps.subgroup_size;
         let factor = self.norm_factor(row);
         let value = |i: Val<'b>| {
             let v = self.sum(row, i);
@@ -376,9 +426,9 @@ impl<'b> Tile<'_, 'b> {
             }
         };
         let (Some((pairing, rope)), Some(table)) = (self.spec.rope, self.args.turns) else {
-            return for_items(b, lanes, cut.tile, |i| self.store(row, i, value(i)));
+            return for_items(b, lanes, shape.tile, |i| self.store(row, i, value(i)));
         };
-        let whole = cut.tile == cut.head_dim;
+        let whole = shape.tile == shape.head_dim;
         let (pairs, local_pairs) = self.pairs(rope);
         for_items(b, lanes, local_pairs, |p| {
             let elements = pair_elements(pairing, local_pairs, p);
@@ -390,8 +440,8 @@ impl<'b> Tile<'_, 'b> {
             self.store(row, elements[0], u * c - v * s);
             self.store(row, elements[1], u * s + v * c);
         });
-        if whole && 2 * pairs < cut.head_dim {
-            for_items(b, lanes, cut.head_dim - 2 * pairs, |i| {
+        if whole && 2 * pairs < shape.head_dim {
+            for_items(b, lanes, shape.head_dim - 2 * pairs, |i| {
                 self.store(row, i + 2 * pairs, value(i + 2 * pairs));
             });
         }
@@ -399,29 +449,29 @@ impl<'b> Tile<'_, 'b> {
 
     /// 1 / √(mean x² + eps) of a row of the head, if it has a norm: then the tile is the whole head.
     fn norm_factor(&self, row: u32) -> Option<Val<'b>> {
-        let (b, cut) = (self.b, self.cut);
+        let (b, shape) = (self.b, self.shape);
         self.spec.norm.map(|(_, eps)| {
-            let sum = b.for_(b.lane(), b.u32(cut.tile), self.ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
+            let sum = b.for_(b.lane(), b.u32(shape.tile), self.ctx.caps.subgroup_size, &[b.f32(0.0)], |i, acc| {
                 let v = self.sum(row, i);
                 vec![b.fma(v, v, acc[0])]
             });
-            (sum[0].subgroup_add() * (1.0 / cut.head_dim as f32) + eps).inv_sqrt()
+            (sum[0].subgroup_add() * (1.0 / shape.head_dim as f32) + eps).inv_sqrt()
         })
     }
 
     /// Product plus bias of element `i` of the part.
     fn sum(&self, row: u32, i: Val<'b>) -> Val<'b> {
-        let (b, cut) = (self.b, self.cut);
-        let sum = b.shared_load(self.sums, i + row * cut.tile);
+        let (b, shape) = (self.b, self.shape);
+        let sum = b.shared_load(self.sums, i + row * shape.tile);
         match self.args.bias {
-            Some(bias) => sum + b.load(Type::F32, bias, (self.head * cut.head_dim + self.element(i)) * 4, 4),
+            Some(bias) => sum + b.load(Type::F32, bias, (self.head * shape.head_dim + self.element(i)) * 4, 4),
             None => sum,
         }
     }
 
     /// Stores element `i` of the part: into q, or at the row's slot of the cache if it has one.
     fn store(&self, row: u32, i: Val<'b>, v: Val<'b>) {
-        let (b, ctx, head_dim) = (self.b, self.ctx, self.cut.head_dim);
+        let (b, ctx, head_dim) = (self.b, self.ctx, self.shape.head_dim);
         let e = self.element(i);
         match self.spec.dest {
             Dest::Q(q) => b.store(self.args.dest, (self.head * head_dim + e + row * ctx.cols(q)) * 4, v, 4),

@@ -24,16 +24,32 @@ const SMALL_BYTES: u32 = 2 << 10;
 /// Declares and fills what the formats of `weights` look up, for kernels of `lanes` lanes that decode all the time. For
 /// the start of a kernel, where all lanes are.
 pub(super) fn fill(b: &Builder, weights: &[&Weight], lanes: u32) {
-    let mut known: Vec<&str> = vec![];
-    for table in weights.iter().flat_map(|w| w.format.tables) {
-        if !known.contains(&table.name) {
-            known.push(table.name);
-            fill_one(b, table, (MOST_BYTES / (table.entries * 4)).clamp(1, BANKS), lanes);
-        }
-    }
-    if !known.is_empty() {
+    let tables = distinct(weights);
+    tables.iter().for_each(|table| fill_one(b, table, copies(table), lanes));
+    if !tables.is_empty() {
         b.barrier();
     }
+}
+
+/// Bytes of workgroup memory that [`fill`] takes.
+pub(super) fn bytes(weights: &[&Weight]) -> u32 {
+    distinct(weights).iter().map(|table| table.entries * 4 * copies(table)).sum()
+}
+
+/// The tables of some weights' formats, each once.
+fn distinct(weights: &[&Weight]) -> Vec<&'static Table> {
+    let mut known: Vec<&'static Table> = vec![];
+    for table in weights.iter().flat_map(|w| w.format.tables) {
+        if !known.iter().any(|k| k.name == table.name) {
+            known.push(table);
+        }
+    }
+    known
+}
+
+/// Copies of a table where many lanes look up at once.
+fn copies(table: &Table) -> u32 {
+    (MOST_BYTES / (table.entries * 4)).clamp(1, BANKS)
 }
 
 /// As [`fill`] for kernels that decode little: one copy of small tables, none of others.

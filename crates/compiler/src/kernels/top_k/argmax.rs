@@ -41,10 +41,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         to.store(b, workgroup_best(b, best, lanes / sg));
     });
     if chunks == 1 {
-        return Ok(Emission { launches: vec![first], temps: vec![] });
+        return Ok(Emission { launches: vec![first], temps: vec![], cuts: None });
     }
     let temps = vec![rows as u64 * chunks as u64 * 8];
-    Ok(Emission { launches: vec![first, merge(ctx, region, chunks)], temps })
+    Ok(Emission { launches: vec![first, merge(ctx, region, chunks)], temps, cuts: None })
 }
 
 /// A value and its column.

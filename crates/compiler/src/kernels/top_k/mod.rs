@@ -71,7 +71,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         };
         launches.push(pass(ctx, rows, &Pass { from, to, paired, n, k }));
         if blocks == 1 {
-            return Ok(Emission { launches, temps });
+            return Ok(Emission { launches, temps, cuts: None });
         }
         n = blocks * k;
         (from, paired) = (Operand::Temp(temps.len()), true);

@@ -1,0 +1,158 @@
+//! How a kernel's work is cut, and which cuts there are to choose from.
+//!
+//! ```text
+//! emit(region): key, what the rule says, all legal cuts ─┬─ Choices::tuned has the key, and its cut is legal ─► that one
+//!                                                        └─ else ─► the rule's
+//! ```
+//!
+//! The rule is a guess from sizes and abilities; a tuner that can measure finds better ones for a card. Every legal cut
+//! computes the same sums, in an order that only [`Cut::units`] changes.
+
+use crate::Ctx;
+use crate::kernels::Flight;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use zinc_ir::graph::NodeId;
+
+/// Changes when kernels change so that a cut found best before need not be so now: stored cuts of another generation
+/// are forgotten.
+pub const GENERATION: u32 = 1;
+
+/// How a mat-vec's work is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// Subgroups per workgroup.
+    pub subgroups: u32,
+    /// Weight rows a subgroup multiplies at a time.
+    pub rows: u32,
+    /// How many times.
+    pub turns: u32,
+    /// Units of each row loaded together: 2 are a pair where the format has one.
+    pub units: u32,
+    /// The next units are loaded before these are multiplied. Costs registers, hence subgroups.
+    pub ahead: bool,
+}
+
+impl Cut {
+    /// Weight rows of a workgroup.
+    pub fn tile(self) -> u32 {
+        self.subgroups * self.rows * self.turns
+    }
+
+    pub(crate) fn flight(self) -> Flight {
+        Flight { units: self.units, ahead: self.ahead }
+    }
+
+    /// In how many steps (doublings, halvings, a change of [`Cut::ahead`]) one becomes the other.
+    pub fn distance(self, other: Cut) -> u32 {
+        let steps = |a: u32, b: u32| a.max(1).ilog2().abs_diff(b.max(1).ilog2());
+        steps(self.subgroups, other.subgroups)
+            + steps(self.rows, other.rows)
+            + steps(self.tile(), other.tile())
+            + steps(self.units, other.units)
+            + u32::from(self.ahead != other.ahead)
+    }
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ahead = if self.ahead { " ahead" } else { "" };
+        write!(f, "{}x{}x{} u{}{ahead}", self.subgroups, self.rows, self.turns, self.units)
+    }
+}
+
+/// Cuts found best for a device, by key.
+pub type Tuned = BTreeMap<String, Cut>;
+
+/// What can be chosen in a region.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cuts {
+    /// All that decides which cut is best, in words: template, formats, sizes, rows, precision of inputs and output.
+    pub key: String,
+    /// Every legal cut: the rule's, then the others, those like it first.
+    pub all: Vec<Cut>,
+    /// The one in use.
+    pub used: Cut,
+}
+
+/// Regions of a plan that share a key.
+#[derive(Clone, Debug)]
+pub struct Tunable {
+    /// What can be chosen for all of them.
+    pub cuts: Cuts,
+    /// Their last nodes, as [`zinc_ir::plan::Launch::region`] has them.
+    pub regions: Vec<NodeId>,
+}
+
+/// The legal cuts of a kernel, before they are listed.
+pub(crate) struct Space<'a> {
+    /// See [`Cuts::key`].
+    pub(crate) key: String,
+    /// What the rule says.
+    pub(crate) rule: Cut,
+    /// [`Cut::units`] and [`Cut::ahead`] mean something.
+    pub(crate) flight: bool,
+    /// Turns to consider for so many (subgroups, rows).
+    pub(crate) turns: &'a dyn Fn(u32, u32) -> Vec<u32>,
+    /// Weights that each row has.
+    pub(crate) sets: u32,
+    /// Input rows.
+    pub(crate) inputs: u32,
+    /// Bytes of workgroup memory.
+    pub(crate) shared: &'a dyn Fn(Cut) -> u32,
+}
+
+/// Most subgroups of a workgroup.
+const MOST_SUBGROUPS: u32 = 32;
+/// Most accumulators of a lane, and most units that it has under way.
+const MOST_REGISTERS: u32 = 16;
+
+impl Space<'_> {
+    /// Lists the cuts and picks one.
+    pub(crate) fn cuts(self, ctx: &Ctx<'_>) -> Cuts {
+        let most = (ctx.caps.max_workgroup / ctx.caps.subgroup_size).clamp(1, MOST_SUBGROUPS);
+        let powers = |most: u32| (0..=most.ilog2()).map(|p| 1 << p);
+        let flights: Vec<(u32, bool)> = match self.flight {
+            true => [1, 2, 4].into_iter().flat_map(|units| [(units, false), (units, true)]).collect(),
+            false => vec![(self.rule.units, self.rule.ahead)],
+        };
+        let mut all = vec![self.rule];
+        for subgroups in powers(most) {
+            for rows in [1, 2, 4] {
+                for turns in (self.turns)(subgroups, rows) {
+                    let of = |&(units, ahead)| Cut { subgroups, rows, turns, units, ahead };
+                    all.extend(flights.iter().map(of).filter(|cut| self.allows(ctx, *cut)));
+                }
+            }
+        }
+        let rule = self.rule;
+        all[1..].sort_by_key(|cut| cut.distance(rule));
+        let mut known = HashSet::new();
+        all.retain(|cut| known.insert(*cut));
+        let used = ctx.choices.tuned.get(&self.key).copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
+        Cuts { key: self.key, all, used }
+    }
+
+    fn allows(&self, ctx: &Ctx<'_>, cut: Cut) -> bool {
+        let sums = |cut: Cut| cut.rows * self.sets * self.inputs;
+        let units = |cut: Cut| cut.rows * self.sets * cut.units;
+        sums(cut) <= sums(self.rule).max(MOST_REGISTERS)
+            && units(cut) <= units(self.rule).max(MOST_REGISTERS)
+            && cut.subgroups * ctx.caps.subgroup_size <= ctx.caps.max_workgroup
+            && (self.shared)(cut) + SHARED_RESERVE <= ctx.caps.max_shared_bytes
+    }
+}
+
+/// Bytes of workgroup memory left for what kernels need besides their sums.
+const SHARED_RESERVE: u32 = 2048;
+
+/// Turns that make tiles of 32 rows, or twice and four times as many: what ends in quantized blocks needs.
+pub(crate) fn whole_blocks(m: u32) -> impl Fn(u32, u32) -> Vec<u32> {
+    move |subgroups, rows| {
+        let tiles = [32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile));
+        let at_once = subgroups * rows;
+        tiles.filter(|tile| tile.is_multiple_of(at_once)).map(|tile| tile / at_once).collect()
+    }
+}

@@ -1,0 +1,71 @@
+//! What a tuner may choose computes the same: legal cuts of all kernels, in the interpreter.
+//!
+//! There are up to some four hundred cuts of a kernel; each case takes others of them.
+
+use zinc_compiler::{Choices, Cut};
+use zinc_conformance::{FORMATS, Fixture, LongRows, Trial};
+use zinc_ir::plan::ActPrecision;
+
+const ACTS: [(ActPrecision, f32); 3] = [(ActPrecision::F32, 1e-5), (ActPrecision::F16, 1e-4), (ActPrecision::Q8, 1e-3)];
+
+fn choices(act: ActPrecision) -> Choices {
+    Choices { act, ..Choices::default() }
+}
+
+#[test]
+fn cuts_of_tiny_models() {
+    for (i, name) in ["llama", "qwen2", "qwen3", "gemma3", "qwen3moe"].into_iter().enumerate() {
+        let f = Fixture::open(&format!("arch/{name}"));
+        for (j, (act, tolerance)) in ACTS.into_iter().enumerate() {
+            let subgroup = [4, 8, 16, 32, 64][(i + j) % 5];
+            let tokens = &f.prompt[..[1, 3, 2][(i + j) % 3]];
+            let trial = Trial { graph: &f.graph, weights: &f.weights, tokens, subgroup, choices: choices(act) };
+            let (rounds, worst) = trial.cuts_agree((i + j) % 3, 3, tolerance);
+            println!("{name}, {act:?}, subgroups of {subgroup}: {rounds} rounds, off by {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+fn cuts_of_all_formats() {
+    for (i, name) in FORMATS.iter().enumerate() {
+        let f = Fixture::open(&format!("quant/{name}"));
+        let (subgroup, rows) = ([4, 8, 16, 32, 64][i % 5], 1 + i % 2);
+        let (act, tolerance) = ACTS[1];
+        let tokens = &f.prompt[..rows];
+        let trial = Trial { graph: &f.graph, weights: &f.weights, tokens, subgroup, choices: choices(act) };
+        let (rounds, worst) = trial.cuts_agree(1 + i, 23, tolerance);
+        println!("{name}, subgroups of {subgroup}: {rounds} rounds, off by {worst:.1e}");
+    }
+}
+
+/// Loops that run, with a rest.
+#[test]
+fn cuts_of_long_rows() {
+    for (i, (format, cols)) in [("Q8_0", 2080), ("Q4_K", 3072), ("Q6_K", 1792), ("F16", 1056)].into_iter().enumerate() {
+        let model = LongRows::new(format, cols);
+        for (act, tolerance) in &ACTS[1..] {
+            let tokens = &[3, 5][..1 + i % 2];
+            let graph = &model.graph;
+            let trial = Trial { graph, weights: &model, tokens, subgroup: [4, 8][i % 2], choices: choices(*act) };
+            let (rounds, worst) = trial.cuts_agree(1 + i, 9, *tolerance);
+            println!("{format} {cols}, {act:?}: {rounds} rounds, off by {worst:.1e}");
+        }
+    }
+}
+
+/// An unknown key and an illegal cut change nothing.
+#[test]
+fn illegal_cuts_are_ignored() {
+    let model = LongRows::new("Q8_0", 256);
+    let trial = |choices| Trial { graph: &model.graph, weights: &model, tokens: &[1], subgroup: 8, choices };
+    let rules = trial(choices(ActPrecision::F16)).tunables();
+    let illegal = Cut { subgroups: 3, rows: 5, turns: 0, units: 9, ahead: true };
+    let mut tuned: zinc_compiler::Tuned = rules.iter().map(|t| (t.cuts.key.clone(), illegal)).collect();
+    tuned.insert("no such key".into(), illegal);
+    let choices = Choices { tuned: tuned.into(), ..choices(ActPrecision::F16) };
+    for (got, rule) in trial(choices).tunables().iter().zip(&rules) {
+        assert_eq!(got.cuts, rule.cuts);
+        assert_eq!(got.cuts.used, got.cuts.all[0]);
+    }
+}
