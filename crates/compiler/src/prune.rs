@@ -58,7 +58,12 @@ fn results(op: &Op) -> &[Value] {
 fn has_effect(ops: &[Op], v: Value) -> bool {
     let any = |block: &Block| block.iter().any(|v| has_effect(ops, *v));
     match &ops[v.0 as usize] {
-        Op::Store { .. } | Op::AtomicAdd { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } | Op::Barrier => true,
+        Op::Store { .. }
+        | Op::AtomicAdd { .. }
+        | Op::SharedStore { .. }
+        | Op::MatrixStore { .. }
+        | Op::Barrier
+        | Op::GridBarrier { .. } => true,
         Op::If { then, otherwise, .. } => any(then) || any(otherwise),
         Op::For { body, .. } => any(body),
         _ => false,

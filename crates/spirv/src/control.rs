@@ -7,13 +7,23 @@ use rspirv::spirv::{self, Word};
 use zinc_ir::kernel::{Block, Op, Type, Value};
 
 impl<'k> Emitter<'k> {
-    fn branch(&mut self, to: Word) {
+    pub(crate) fn branch(&mut self, to: Word) {
         self.inst(spirv::Op::Branch, None, None, vec![Operand::IdRef(to)]);
     }
 
-    fn branch_if(&mut self, cond: Word, yes: Word, no: Word) {
+    pub(crate) fn branch_if(&mut self, cond: Word, yes: Word, no: Word) {
         let operands = [cond, yes, no].map(Operand::IdRef).to_vec();
         self.inst(spirv::Op::BranchConditional, None, None, operands);
+    }
+
+    pub(crate) fn selection_merge(&mut self, merge: Word) {
+        let operands = vec![Operand::IdRef(merge), Operand::SelectionControl(spirv::SelectionControl::NONE)];
+        self.inst(spirv::Op::SelectionMerge, None, None, operands);
+    }
+
+    pub(crate) fn loop_merge(&mut self, merge: Word, next: Word, control: spirv::LoopControl) {
+        let operands = vec![Operand::IdRef(merge), Operand::IdRef(next), Operand::LoopControl(control)];
+        self.inst(spirv::Op::LoopMerge, None, None, operands);
     }
 
     pub(crate) fn if_(&mut self, op: &'k Op) -> Result<(), EmitError> {
@@ -25,8 +35,7 @@ impl<'k> Emitter<'k> {
         if yes == merge && no == merge {
             return Ok(());
         }
-        let operands = vec![Operand::IdRef(merge), Operand::SelectionControl(spirv::SelectionControl::NONE)];
-        self.inst(spirv::Op::SelectionMerge, None, None, operands);
+        self.selection_merge(merge);
         self.branch_if(cond, yes, no);
         let then = self.branch_body(yes, merge, then, then_yield)?;
         let otherwise = self.branch_body(no, merge, otherwise, else_yield)?;
@@ -77,8 +86,7 @@ impl<'k> Emitter<'k> {
             self.define(*result, phi);
         }
         let control = if *unroll { spirv::LoopControl::UNROLL } else { spirv::LoopControl::DONT_UNROLL };
-        let operands = vec![Operand::IdRef(merge), Operand::IdRef(next), Operand::LoopControl(control)];
-        self.inst(spirv::Op::LoopMerge, None, None, operands);
+        self.loop_merge(merge, next, control);
         self.branch(test);
         self.open(test);
         let bool_ty = self.ty(Type::BOOL);

@@ -35,6 +35,8 @@ pub(crate) struct Emitter<'k> {
     pub(crate) label: Word,
     /// Barriers order global memory too (see `barrier`), by value of the barrier.
     pub(crate) global_barriers: Vec<Value>,
+    /// Global accesses of different lanes are ordered by something.
+    pub(crate) orders_global: bool,
 }
 
 impl<'k> Emitter<'k> {
@@ -59,6 +61,7 @@ impl<'k> Emitter<'k> {
             interface: vec![],
             label: 0,
             global_barriers: crate::barrier::global_barriers(kernel),
+            orders_global: crate::barrier::orders_global(kernel),
         })
     }
 
@@ -419,7 +422,8 @@ impl<'k> Emitter<'k> {
     fn builtin(&mut self, v: Value, which: Builtin) -> Result<Word, EmitError> {
         match which {
             Builtin::Tile(axis @ 0..=2) => Ok(self.input_lane(spirv::BuiltIn::WorkgroupId, axis as u32)),
-            Builtin::Tile(axis) => Err(self.out_of_range(v, "tile axis", axis as u32)),
+            Builtin::GridSize(axis @ 0..=2) => Ok(self.input_lane(spirv::BuiltIn::NumWorkgroups, axis as u32)),
+            Builtin::Tile(axis) | Builtin::GridSize(axis) => Err(self.out_of_range(v, "tile axis", axis as u32)),
             Builtin::SubgroupId => Ok(self.input(spirv::BuiltIn::SubgroupId)),
             Builtin::Lane => Ok(self.input(spirv::BuiltIn::SubgroupLocalInvocationId)),
             // Vulkan does not promise that subgroups are cut from consecutive local ids; the IR does. Where the
@@ -441,13 +445,13 @@ impl<'k> Emitter<'k> {
         var
     }
 
-    fn input(&mut self, which: spirv::BuiltIn) -> Word {
+    pub(crate) fn input(&mut self, which: spirv::BuiltIn) -> Word {
         let ty = self.ty(Type::U32);
         let var = self.builtin_variable(which, ty);
         self.value(spirv::Op::Load, ty, &[var])
     }
 
-    fn input_lane(&mut self, which: spirv::BuiltIn, lane: u32) -> Word {
+    pub(crate) fn input_lane(&mut self, which: spirv::BuiltIn, lane: u32) -> Word {
         let scalar = self.ty(Type::U32);
         let vector = self.uvec3();
         let var = self.builtin_variable(which, vector);
@@ -490,6 +494,7 @@ impl<'k> Emitter<'k> {
                 self.barrier(v);
                 Ok(())
             }
+            Op::GridBarrier { base, offset } => self.grid_barrier(*base, *offset),
             Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } => self.store(v, op),
             Op::Load { .. } | Op::SharedLoad { .. } | Op::MatrixLoad { .. } | Op::AtomicAdd { .. } => {
                 let id = self.load(v, op)?;

@@ -5,7 +5,7 @@ use crate::barrier::is_read_arg;
 use crate::emitter::Emitter;
 use rspirv::dr::Operand;
 use rspirv::spirv::{self, Word};
-use zinc_ir::kernel::{MatrixMemory, Op, Scalar, Type, Value};
+use zinc_ir::kernel::{MatrixMemory, Op, Order, Scalar, Type, Value};
 
 impl Emitter<'_> {
     pub(crate) fn load(&mut self, v: Value, op: &Op) -> Result<Word, EmitError> {
@@ -28,7 +28,7 @@ impl Emitter<'_> {
                 let ty = self.ty(ty);
                 Ok(self.value_with(spirv::Op::CooperativeMatrixLoadKHR, ty, operands))
             }
-            Op::AtomicAdd { base, offset, value } => self.atomic_add(*base, *offset, *value),
+            Op::AtomicAdd { base, offset, value, order } => self.atomic_add(*base, *offset, *value, *order),
             other => Err(self.bad_type(v, other, ty)),
         }
     }
@@ -101,10 +101,10 @@ impl Emitter<'_> {
         Ok(self.value(spirv::Op::InBoundsAccessChain, pointer, &[block, zero]))
     }
 
-    /// Memory operands of a global access. Only accesses that a barrier of this kernel orders are non-private.
+    /// Memory operands of a global access. Only accesses that something in this kernel orders are non-private.
     fn global_access(&self, align: u32, read_only: bool) -> Vec<Operand> {
         let mut mask = spirv::MemoryAccess::ALIGNED;
-        if !read_only && !self.global_barriers.is_empty() {
+        if !read_only && self.orders_global {
             mask |= spirv::MemoryAccess::NON_PRIVATE_POINTER;
         }
         vec![Operand::MemoryAccess(mask), Operand::LiteralBit32(align.max(1))]
@@ -165,19 +165,38 @@ impl Emitter<'_> {
         Ok(self.value(spirv::Op::InBoundsAccessChain, pointer, &[block, zero, zero]))
     }
 
-    fn atomic_add(&mut self, base: Value, offset: Value, value: Value) -> Result<Word, EmitError> {
+    fn atomic_add(&mut self, base: Value, offset: Value, value: Value, order: Order) -> Result<Word, EmitError> {
         use spirv::MemorySemantics as S;
-        let at = self.global_at(base, offset, 0, Type::U32, false)?;
-        let semantics = S::ACQUIRE_RELEASE | S::UNIFORM_MEMORY | S::MAKE_AVAILABLE | S::MAKE_VISIBLE;
+        let semantics = match order {
+            Order::Relaxed => S::RELAXED,
+            Order::AcquireRelease => S::ACQUIRE_RELEASE | S::UNIFORM_MEMORY | S::MAKE_AVAILABLE | S::MAKE_VISIBLE,
+        };
+        let (at, value) = (self.word_at(base, offset)?, self.id(value)?);
+        Ok(self.atomic_increment(at, value, semantics))
+    }
+
+    /// Pointer to one U32 in global memory, for atomics.
+    pub(crate) fn word_at(&mut self, base: Value, offset: Value) -> Result<Word, EmitError> {
+        self.global_at(base, offset, 0, Type::U32, false)
+    }
+
+    /// Adds `value` at `at`, with device scope; gives the old value.
+    pub(crate) fn atomic_increment(&mut self, at: Word, value: Word, semantics: spirv::MemorySemantics) -> Word {
+        let operands = [self.atomic_operands(at, semantics), vec![Operand::IdRef(value)]].concat();
+        let ty = self.ty(Type::U32);
+        self.value_with(spirv::Op::AtomicIAdd, ty, operands)
+    }
+
+    /// Reads a U32, with device scope.
+    pub(crate) fn atomic_load(&mut self, at: Word, semantics: spirv::MemorySemantics) -> Word {
+        let operands = self.atomic_operands(at, semantics);
+        let ty = self.ty(Type::U32);
+        self.value_with(spirv::Op::AtomicLoad, ty, operands)
+    }
+
+    fn atomic_operands(&mut self, at: Word, semantics: spirv::MemorySemantics) -> Vec<Operand> {
         let (scope, semantics) = (self.u32(spirv::Scope::Device as u32), self.u32(semantics.bits()));
-        let (ty, value) = (self.ty(Type::U32), self.id(value)?);
-        let operands = vec![
-            Operand::IdRef(at),
-            Operand::IdScope(scope),
-            Operand::IdMemorySemantics(semantics),
-            Operand::IdRef(value),
-        ];
-        Ok(self.value_with(spirv::Op::AtomicIAdd, ty, operands))
+        vec![Operand::IdRef(at), Operand::IdScope(scope), Operand::IdMemorySemantics(semantics)]
     }
 }
 

@@ -109,7 +109,7 @@ impl Requirements {
             Op::Store { value, .. } | Op::MatrixStore { value, .. } => {
                 self.storage(kernel.types.get(value.0 as usize));
             }
-            Op::AtomicAdd { .. } => self.atomics = true,
+            Op::AtomicAdd { .. } | Op::GridBarrier { .. } => self.atomics = true,
             Op::Dot4 { .. } => self.dot = true,
             Op::SubgroupReduce(..) => self.subgroup_arithmetic = true,
             Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) => self.subgroup_shuffle = true,

@@ -72,7 +72,7 @@ fn memory() -> Kernel {
     }
     let wide = b.load_at(Type::U32X4, x, i * 16, 48, 16, false);
     b.store(y, i * 16, wide, 16);
-    let old = b.atomic_add(y, b.u32(64), wide.lane(2));
+    let old = b.atomic_add(y, b.u32(64), wide.lane(2), Order::AcquireRelease);
     b.store(y, b.u32(0), old, 4);
     b.finish()
 }

@@ -37,6 +37,10 @@ fn all_samples_give_what_they_should() {
         // Mesa 26.1's llvmpipe overruns its stack when it makes a U64 of two U32 in 512-bit vectors.
         let overruns = device.report().driver == "llvmpipe" && size == 16;
         samples.retain(|s| !(overruns && s.kernel.name == "bitcasts"));
+        // Its threads run one workgroup each: with a single one, the first workgroup would wait for the second for ever.
+        let alone =
+            device.report().driver == "llvmpipe" && std::thread::available_parallelism().is_ok_and(|n| n.get() < 2);
+        samples.retain(|s| !(alone && s.kernel.has_grid_barrier()));
         samples.retain(|s| s.kernel.workgroup_size <= device.caps().max_workgroup);
         assert!(samples.len() > 10, "{} samples", samples.len());
         failed.extend(samples.iter().filter_map(|s| run(&mut device, s).err()));

@@ -19,140 +19,17 @@
 //! * [`Op::Barrier`] is reached by every lane of the tile or by none. It orders all shared accesses, and the
 //!   tile's own global accesses, before it against those after it. Without it, lanes of *different* subgroups are
 //!   unordered; lanes of one subgroup are unordered too, except through subgroup operations.
+//! * Tiles are unordered, with two exceptions. [`Op::GridBarrier`] is reached by every tile of the launch or by none,
+//!   and orders everything before it, of all tiles, against everything after it. An [`Op::AtomicAdd`] of
+//!   [`Order::AcquireRelease`] hands on what happened before it to whoever later adds to the same word in that order:
+//!   the pattern is *write, barrier, one lane adds, barrier, read*.
 //! * Subgroup operations, barriers and matrix operations need *uniform* control flow: all lanes of the subgroup
 //!   (barrier: of the workgroup) are active. The verifier rejects what it cannot prove uniform.
 //! * Integer arithmetic wraps. Shifts by the width or more, integer division by zero, and remainders of negative
 //!   I32 are undefined (the interpreter reports them). F32 follows IEEE round-to-nearest except that FMA contraction
 //!   is only where [`Op::Fma`] says so, and that denormals may flush. Bool has no memory form.
 
-/// Scalar element types. 8-bit and 16-bit integers exist for memory and conversion; arithmetic is done in
-/// 32 bits or more, or in floats.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub enum Scalar {
-    /// Truth value; no memory form.
-    Bool,
-    /// Signed 8-bit integer.
-    I8,
-    /// Unsigned 8-bit integer.
-    U8,
-    /// Unsigned 16-bit integer.
-    U16,
-    /// Signed 32-bit integer.
-    I32,
-    /// Unsigned 32-bit integer.
-    U32,
-    /// Unsigned 64-bit integer; device addresses.
-    U64,
-    /// IEEE half.
-    F16,
-    /// IEEE single.
-    F32,
-}
-
-impl Scalar {
-    /// Size in memory, in bytes (Bool counts as 4 so that arithmetic on sizes stays total).
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Scalar::I8 | Scalar::U8 => 1,
-            Scalar::U16 | Scalar::F16 => 2,
-            Scalar::Bool | Scalar::I32 | Scalar::U32 | Scalar::F32 => 4,
-            Scalar::U64 => 8,
-        }
-    }
-    /// F16 or F32.
-    pub const fn is_float(self) -> bool {
-        matches!(self, Scalar::F16 | Scalar::F32)
-    }
-    /// I8 or I32.
-    pub const fn is_signed(self) -> bool {
-        matches!(self, Scalar::I8 | Scalar::I32)
-    }
-}
-
-/// What a cooperative matrix is to a multiply-add: `Acc = A × B + Acc`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum MatrixUse {
-    /// Left operand, M × K.
-    A,
-    /// Right operand, K × N.
-    B,
-    /// Accumulator, M × N.
-    Acc,
-}
-
-/// A subgroup-wide cooperative matrix (VK_KHR_cooperative_matrix). Which lane holds which element is unspecified.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct MatrixType {
-    /// Element type.
-    pub scalar: Scalar,
-    /// Rows.
-    pub rows: u8,
-    /// Columns.
-    pub cols: u8,
-    /// Role.
-    pub usage: MatrixUse,
-}
-
-/// Type of a value.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Type {
-    /// A statement: no value.
-    Void,
-    /// `lanes` (1, 2 or 4) scalars.
-    Vec(Scalar, u8),
-    /// Cooperative matrix.
-    Matrix(MatrixType),
-}
-
-impl Type {
-    /// One Bool.
-    pub const BOOL: Type = Type::Vec(Scalar::Bool, 1);
-    /// One U32.
-    pub const U32: Type = Type::Vec(Scalar::U32, 1);
-    /// One I32.
-    pub const I32: Type = Type::Vec(Scalar::I32, 1);
-    /// One U64.
-    pub const U64: Type = Type::Vec(Scalar::U64, 1);
-    /// One F32.
-    pub const F32: Type = Type::Vec(Scalar::F32, 1);
-    /// One F16.
-    pub const F16: Type = Type::Vec(Scalar::F16, 1);
-    /// Four F32.
-    pub const F32X4: Type = Type::Vec(Scalar::F32, 4);
-    /// Four U32: the widest load, 16 bytes.
-    pub const U32X4: Type = Type::Vec(Scalar::U32, 4);
-
-    /// Size in memory; 0 for `Void` and matrices.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            Type::Vec(s, n) => s.bytes() * n as u32,
-            Type::Void | Type::Matrix(_) => 0,
-        }
-    }
-    /// Element type, if the type has one.
-    pub const fn scalar(self) -> Option<Scalar> {
-        match self {
-            Type::Vec(s, _) => Some(s),
-            Type::Matrix(m) => Some(m.scalar),
-            Type::Void => None,
-        }
-    }
-    /// Number of lanes of a vector (1 for a scalar), 0 otherwise.
-    pub const fn lanes(self) -> u8 {
-        match self {
-            Type::Vec(_, n) => n,
-            _ => 0,
-        }
-    }
-    /// Same number of lanes, other element.
-    pub const fn with_scalar(self, s: Scalar) -> Type {
-        match self {
-            Type::Vec(_, n) => Type::Vec(s, n),
-            Type::Matrix(m) => Type::Matrix(MatrixType { scalar: s, ..m }),
-            Type::Void => Type::Void,
-        }
-    }
-}
+pub use super::types::{MatrixType, MatrixUse, Scalar, Type};
 
 /// Handle of an operation and of the value it defines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -163,6 +40,8 @@ pub struct Value(pub u32);
 pub enum Builtin {
     /// Tile index along axis 0, 1 or 2 (U32, uniform over the workgroup).
     Tile(u8),
+    /// Tiles of the launch along axis 0, 1 or 2 (U32, uniform over the grid).
+    GridSize(u8),
     /// Lane within the workgroup, 0..workgroup_size (U32).
     LocalId,
     /// Subgroup within the workgroup (U32, uniform over the subgroup).
@@ -263,6 +142,16 @@ pub enum MatrixMemory {
     },
 }
 
+/// What an atomic orders besides its own word.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Order {
+    /// Nothing.
+    Relaxed,
+    /// What the tile did before its last barrier is handed on to every tile that adds to the same word afterwards
+    /// (in this order, too), for use behind its next barrier.
+    AcquireRelease,
+}
+
 /// A sequence of operations, in order.
 pub type Block = Vec<Value>;
 
@@ -334,7 +223,7 @@ pub enum Op {
         /// What to store.
         value: Value,
     },
-    /// Adds to a U32 in global memory with device scope, acquire-release; gives the old value.
+    /// Adds to a U32 in global memory with device scope; gives the old value.
     AtomicAdd {
         /// U64 address.
         base: Value,
@@ -342,6 +231,8 @@ pub enum Op {
         offset: Value,
         /// U32 addend.
         value: Value,
+        /// What it orders.
+        order: Order,
     },
     /// Load element `index` of a shared array.
     SharedLoad {
@@ -367,6 +258,15 @@ pub enum Op {
     SubgroupShuffle(Value, Value),
     /// Workgroup barrier with memory ordering.
     Barrier,
+    /// Barrier of the whole launch with memory ordering. Each tile adds 1 to a U32 in global memory and waits until all
+    /// have, so all tiles must run at once: the launch may have no more tiles than the device holds workgroups. The
+    /// word must be 0 before the launch; barriers share it, and nothing else touches it.
+    GridBarrier {
+        /// U64 address, the same for all tiles.
+        base: Value,
+        /// U32 byte offset, a multiple of 4, the same for all tiles.
+        offset: Value,
+    },
     /// Loads a cooperative matrix. `stride` is in elements between rows (or columns).
     MatrixLoad {
         /// Source.
@@ -453,8 +353,8 @@ impl Op {
             Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => all(&[*a, *b, *c]),
             Op::Compose(parts) => all(parts),
             Op::Dot4 { a, b, acc, .. } => all(&[*a, *b, *acc]),
-            Op::Load { base, offset, .. } => all(&[*base, *offset]),
-            Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value } => {
+            Op::Load { base, offset, .. } | Op::GridBarrier { base, offset } => all(&[*base, *offset]),
+            Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value, .. } => {
                 all(&[*base, *offset, *value]);
             }
             Op::SharedLoad { index, .. } => all(&[*index]),
@@ -472,6 +372,43 @@ impl Op {
                 all(&[*start, *end, *step]);
                 all(init);
             }
+        }
+    }
+}
+
+impl Op {
+    /// The values that [`Op::for_each_operand`] visits, to be replaced by others.
+    pub fn operands_mut(&mut self) -> Vec<&mut Value> {
+        fn memory(m: &mut MatrixMemory) -> Vec<&mut Value> {
+            match m {
+                MatrixMemory::Global { base, offset } => vec![base, offset],
+                MatrixMemory::Shared { index, .. } => vec![index],
+            }
+        }
+        match self {
+            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier => vec![],
+            Op::Unary(_, a)
+            | Op::Convert(a)
+            | Op::Bitcast(a)
+            | Op::Extract(a, _)
+            | Op::SubgroupReduce(_, a)
+            | Op::SubgroupShuffleXor(a, _)
+            | Op::Table(a, _)
+            | Op::MatrixSplat(a) => vec![a],
+            Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => vec![a, b],
+            Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => vec![a, b, c],
+            Op::Compose(parts) => parts.iter_mut().collect(),
+            Op::Dot4 { a, b, acc, .. } => vec![a, b, acc],
+            Op::Load { base, offset, .. } | Op::GridBarrier { base, offset } => vec![base, offset],
+            Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value, .. } => {
+                vec![base, offset, value]
+            }
+            Op::SharedLoad { index, .. } => vec![index],
+            Op::SharedStore { index, value, .. } => vec![index, value],
+            Op::MatrixLoad { memory: m, stride, .. } => memory(m).into_iter().chain([stride]).collect(),
+            Op::MatrixStore { memory: m, stride, value, .. } => memory(m).into_iter().chain([stride, value]).collect(),
+            Op::If { cond, .. } => vec![cond],
+            Op::For { start, end, step, init, .. } => [start, end, step].into_iter().chain(init).collect(),
         }
     }
 }
@@ -543,6 +480,23 @@ impl Kernel {
     /// Bytes of workgroup memory.
     pub fn shared_bytes(&self) -> u32 {
         self.shared.iter().map(|s| s.ty.bytes() * s.len).sum()
+    }
+    /// The launch argument (index into [`Kernel::args`]) that an address is computed from, followed through additions.
+    pub fn argument_of(&self, base: Value) -> Option<u32> {
+        let mut open = vec![base];
+        // The limit keeps this short on graphs of shared sums; an address is the sum of a few terms.
+        for _ in 0..64 {
+            match self.op(open.pop()?) {
+                Op::Arg(n) => return Some(*n),
+                Op::Binary(BinOp::Add, a, b) => open.extend([*b, *a]),
+                _ => {}
+            }
+        }
+        None
+    }
+    /// Does it wait for other tiles? Then all tiles of a launch must run at once.
+    pub fn has_grid_barrier(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::GridBarrier { .. }))
     }
     /// The bits of a constant, if `v` is one.
     pub fn constant(&self, v: Value) -> Option<u64> {

@@ -9,9 +9,10 @@ mod inst;
 pub mod interpret;
 pub mod samples;
 mod text;
+mod types;
 mod verify;
 
-pub use build::{Builder, Val};
+pub use build::{Builder, Leaves, Val};
 pub use inst::*;
 pub use text::{ParseError, parse};
 pub use verify::{MAX_DEPTH, Problem, VerifyError, verify, verify_structure};

@@ -126,40 +126,9 @@ impl Writer {
                 *body_yield = self.renamed(body_yield);
                 self.params(results);
             }
-            simple => operands(simple).into_iter().for_each(|v| *v = self.name(*v)),
+            simple => simple.operands_mut().into_iter().for_each(|v| *v = self.name(*v)),
         }
         op
-    }
-}
-
-/// What an operation without blocks reads.
-fn operands(op: &mut Op) -> Vec<&mut Value> {
-    fn memory(m: &mut MatrixMemory) -> Vec<&mut Value> {
-        match m {
-            MatrixMemory::Global { base, offset } => vec![base, offset],
-            MatrixMemory::Shared { index, .. } => vec![index],
-        }
-    }
-    match op {
-        Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier | Op::If { .. } | Op::For { .. } => vec![],
-        Op::Unary(_, a)
-        | Op::Convert(a)
-        | Op::Bitcast(a)
-        | Op::Extract(a, _)
-        | Op::SubgroupReduce(_, a)
-        | Op::SubgroupShuffleXor(a, _)
-        | Op::Table(a, _)
-        | Op::MatrixSplat(a) => vec![a],
-        Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => vec![a, b],
-        Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => vec![a, b, c],
-        Op::Compose(parts) => parts.iter_mut().collect(),
-        Op::Dot4 { a, b, acc, .. } => vec![a, b, acc],
-        Op::Load { base, offset, .. } => vec![base, offset],
-        Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value } => vec![base, offset, value],
-        Op::SharedLoad { index, .. } => vec![index],
-        Op::SharedStore { index, value, .. } => vec![index, value],
-        Op::MatrixLoad { memory: m, stride, .. } => memory(m).into_iter().chain([stride]).collect(),
-        Op::MatrixStore { memory: m, stride, value, .. } => memory(m).into_iter().chain([stride, value]).collect(),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::super::inst::*;
 use super::FaultKind;
-use super::execute::{Frame, Machine, Stop, lanes_of};
+use super::execute::{Frame, Machine, Stop, Tile, lanes_of};
 use super::memory;
 use super::races::{self, Conflict, How, Who};
 
@@ -34,7 +34,7 @@ impl Machine<'_, '_> {
                 (base, offset, *imm, *align, None, if *read_only { How::ReadOnly } else { How::Read })
             }
             Op::Store { base, offset, imm, align, value } => (base, offset, *imm, *align, Some(*value), How::Write),
-            Op::AtomicAdd { base, offset, value } => (base, offset, 0, 4, Some(*value), How::Atomic),
+            Op::AtomicAdd { base, offset, value, .. } => (base, offset, 0, 4, Some(*value), How::Atomic),
             _ => return Ok(()),
         };
         let ty = value.map_or(kernel.ty(v), |value| kernel.ty(value));
@@ -69,6 +69,9 @@ impl Machine<'_, '_> {
                     let bytes = self.memory.write(at, 4).map_err(fail)?;
                     memory::put(bytes, old.wrapping_add(addend));
                     self.touch(at, 4, who, how).map_err(fail)?;
+                    if matches!(kernel.op(v), Op::AtomicAdd { order: Order::AcquireRelease, .. }) {
+                        self.hand_on(at);
+                    }
                     frame.column(v)[lane].set(old);
                 }
             }
@@ -86,8 +89,19 @@ impl Machine<'_, '_> {
 
     pub(super) fn touch(&mut self, at: (usize, usize), bytes: u32, who: Who, how: How) -> Result<(), FaultKind> {
         match &mut self.shadow {
-            Some(shadow) => shadow.touch(self.memory, at, bytes, who, how),
+            Some(shadow) => shadow.touch(self.memory, at, bytes, who, how, &self.tile.known),
             None => Ok(()),
+        }
+    }
+
+    /// An atomic of the running tile on the word at `at` acquires what was released there, and releases.
+    fn hand_on(&mut self, at: (usize, usize)) {
+        let Tile { linear, interval, known, acquired, .. } = &mut self.tile;
+        if let Some(shadow) = &mut self.shadow {
+            let released = shadow.released(at);
+            acquired.join(released);
+            released.join(known);
+            released.note(*linear, *interval);
         }
     }
 
@@ -123,13 +137,14 @@ impl Machine<'_, '_> {
         if index >= declared.len as u64 {
             return Err(FaultKind::SharedOutOfBounds { array: name(), index, len: declared.len });
         }
-        let state = &mut self.shared[array as usize];
+        let Tile { linear, shared, known, .. } = &mut self.tile;
+        let state = &mut shared[array as usize];
         let (tile, written, cell) = &mut state.marks[index as usize];
-        if *tile != self.tile {
-            (*tile, *written, *cell) = (self.tile, false, races::Cell::NEW);
+        if *tile != *linear {
+            (*tile, *written, *cell) = (*linear, false, races::Cell::NEW);
         }
         if self.shadow.is_some()
-            && let Err(Conflict::Race(other)) = cell.touch(who, how)
+            && let Err(Conflict::Race(other)) = cell.touch(who, how, known)
         {
             return Err(FaultKind::SharedRace { array: name(), index, other });
         }

@@ -10,6 +10,7 @@ use super::access::SharedArray;
 use super::arith::{self, Column};
 use super::lower::{Program, Step};
 use super::memory::Memory;
+use super::order::Clock;
 use super::races::{Shadow, Who};
 use std::cell::Cell;
 
@@ -25,7 +26,7 @@ pub(super) struct Stop {
 pub(super) enum Pause {
     /// Others may go first.
     Preempted,
-    /// At a barrier with all lanes; `pc` is behind it.
+    /// At a barrier of the workgroup or the grid with all lanes; `pc` is behind it.
     Barrier(Value),
     Done,
 }
@@ -44,7 +45,7 @@ pub(super) struct Subgroup {
 
 impl Subgroup {
     /// All lanes active at the start, leaves that do not depend on the tile set.
-    pub(super) fn new(program: &Program, index: u32, args: &[u64]) -> Subgroup {
+    pub(super) fn new(program: &Program, index: u32, args: &[u64], grid: [u32; 3]) -> Subgroup {
         let lanes = program.kernel.subgroup_size;
         let mut s = Subgroup {
             first: index * lanes,
@@ -62,6 +63,7 @@ impl Subgroup {
                 Op::Arg(n) => s.fill(program, v, |_| args[*n as usize]),
                 Op::Builtin(Builtin::LocalId) => s.fill(program, v, |l| (index * lanes + l) as u64),
                 Op::Builtin(Builtin::Lane) => s.fill(program, v, |l| l as u64),
+                Op::Builtin(Builtin::GridSize(axis)) => s.fill(program, v, |_| grid[*axis as usize] as u64),
                 Op::Builtin(Builtin::SubgroupId) => s.fill(program, v, |_| index as u64),
                 _ => {}
             }
@@ -105,16 +107,54 @@ pub(super) fn lanes_of(mut mask: u128) -> impl Iterator<Item = usize> {
 }
 
 /// What the subgroups of a tile share.
+pub(super) struct Tile {
+    /// Linear tile number.
+    pub(super) linear: u32,
+    pub(super) shared: Vec<SharedArray>,
+    /// Barriers that the tile has passed.
+    pub(super) interval: u32,
+    /// What other tiles' atomics have handed to it.
+    pub(super) known: Clock,
+    /// The same, since the last barrier.
+    pub(super) acquired: Clock,
+}
+
+impl Tile {
+    pub(super) fn new(program: &Program) -> Tile {
+        let shared = program.kernel.shared.iter().map(SharedArray::new).collect();
+        Tile { linear: 0, shared, interval: 0, known: Clock::default(), acquired: Clock::default() }
+    }
+
+    pub(super) fn restart(&mut self, linear: u32) {
+        (self.linear, self.interval) = (linear, 0);
+        self.known.clear();
+        self.acquired.clear();
+    }
+
+    /// All lanes have passed a barrier.
+    pub(super) fn pass_barrier(&mut self) {
+        self.interval += 1;
+        self.known.join(&self.acquired);
+        self.acquired.clear();
+    }
+
+    /// All lanes of all tiles have passed a grid barrier: everything before it is known to everybody.
+    pub(super) fn pass_grid_barrier(&mut self) {
+        self.interval += 1;
+        self.known.clear();
+        self.acquired.clear();
+    }
+}
+
+/// What all tiles share, and the tile that runs.
 pub(super) struct Machine<'k, 'm> {
     pub(super) program: &'k Program<'k>,
     pub(super) memory: &'m mut Memory,
     /// None when races are not checked.
     pub(super) shadow: Option<Shadow>,
-    pub(super) shared: Vec<SharedArray>,
-    /// Linear tile number.
-    pub(super) tile: u32,
-    /// Barriers that the tile has passed.
-    pub(super) interval: u32,
+    pub(super) tile: Tile,
+    /// Grid barriers that all tiles have passed.
+    pub(super) epoch: u32,
 }
 
 /// One operation on one subgroup: the operands as columns.
@@ -211,7 +251,8 @@ impl Machine<'_, '_> {
     }
 
     pub(super) fn who(&self, frame: &Frame, lane: usize) -> Who {
-        Who { tile: self.tile, interval: self.interval, lane: frame.first + lane as u32 }
+        let Tile { linear: tile, interval, .. } = self.tile;
+        Who { epoch: self.epoch, tile, interval, lane: frame.first + lane as u32 }
     }
 }
 

@@ -77,7 +77,7 @@ pub enum FaultKind {
     },
     /// Two unordered accesses to global memory, at least one a write.
     #[error(
-        "race on {label:?} + {offset} with an earlier access by {other}: order them with a barrier, or in two launches when the tiles differ"
+        "race on {label:?} + {offset} with an earlier access by {other}: order them with a barrier; when the tiles differ, with a grid barrier or in two launches"
     )]
     GlobalRace {
         /// Range.
@@ -128,6 +128,10 @@ pub enum FaultKind {
     /// A barrier that not all lanes of the tile reach together.
     #[error("barrier divergence: {0}")]
     BarrierDivergence(String),
+    /// A grid barrier that not all tiles reach together, or that they count differently: on a device the launch would
+    /// never end.
+    #[error("grid barrier: {0}")]
+    GridBarrier(String),
     /// Subgroup or matrix operation with inactive lanes.
     #[error("only {active} of {size} lanes of the subgroup are active")]
     Divergent {

@@ -13,39 +13,22 @@ use std::ops::Range;
 pub(super) enum Step {
     /// Plain operation.
     Op(Value),
+    /// Of the workgroup or of the grid.
     Barrier(Value),
     /// Saves the mask and narrows it to the lanes that hold the condition; none: jump.
-    If {
-        at: Value,
-        otherwise: u32,
-    },
+    If { at: Value, otherwise: u32 },
     /// Gives the then-results, turns to the lanes that do not hold the condition; none: jump.
-    Else {
-        at: Value,
-        end: u32,
-    },
+    Else { at: Value, end: u32 },
     /// Gives the else-results and restores the mask.
-    EndIf {
-        at: Value,
-    },
+    EndIf { at: Value },
     /// Saves the mask, sets index and carried values.
-    For {
-        at: Value,
-    },
+    For { at: Value },
     /// Narrows the mask to lanes that still iterate; none: jump.
-    Test {
-        at: Value,
-        end: u32,
-    },
+    Test { at: Value, end: u32 },
     /// Carries values to the next iteration and jumps back.
-    Next {
-        at: Value,
-        test: u32,
-    },
+    Next { at: Value, test: u32 },
     /// Restores the mask and gives the results.
-    EndFor {
-        at: Value,
-    },
+    EndFor { at: Value },
 }
 
 pub(super) struct Program<'k> {
@@ -100,7 +83,7 @@ impl<'k> Program<'k> {
     fn block(&mut self, block: &[Value]) {
         for &at in block {
             match self.kernel.op(at) {
-                Op::Barrier => self.code.push(Step::Barrier(at)),
+                Op::Barrier | Op::GridBarrier { .. } => self.code.push(Step::Barrier(at)),
                 Op::If { then, otherwise, .. } => {
                     let head = self.code.len();
                     self.code.push(Step::If { at, otherwise: 0 });

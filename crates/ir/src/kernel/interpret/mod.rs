@@ -8,15 +8,16 @@
 //! [`run`] either leaves the result of the launch in [`Memory`] or says where the kernel did something that is not
 //! defined: see [`FaultKind`]. The order of tiles and the interleaving of subgroups between barriers follow
 //! from [`Options::seed`]; races are found in every order, because accesses are compared by what orders them
-//! (barriers), not by when they happened.
+//! (barriers of the workgroup and of the grid), not by when they happened. Only where tiles hand data to each other by
+//! atomics does what is ordered depend on the order: see `order`, and run such a kernel with several seeds.
 //!
 //! Numbers: F32 operations are Rust's (denormals are kept); F16 operations round once; `min` and `max` return the
 //! other operand for NaN; comparisons with NaN are false except `ne`; I32 division truncates. Reductions add in lane
 //! order, matrices multiply and accumulate in f32 in order of k with one final rounding for F16 accumulators; a device
 //! may use another order.
 //!
-//! Limit: atomics order nothing here. A kernel whose tiles hand data to each other through a flag is reported as a
-//! race although a device would run it.
+//! Limits: a kernel without grid barriers has one tile at a time, and no tile can wait for another but at a grid
+//! barrier. Tiles of a kernel with grid barriers are all in memory at once.
 
 mod access;
 mod arith;
@@ -27,6 +28,7 @@ mod float;
 mod lower;
 mod matrix;
 mod memory;
+mod order;
 mod races;
 mod schedule;
 

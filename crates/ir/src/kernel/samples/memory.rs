@@ -1,6 +1,6 @@
 //! Loads, stores, shared memory, atomics.
 
-use super::super::{ArgKind, Builder, Scalar, Type};
+use super::super::{ArgKind, Builder, Order, Scalar, Type};
 use super::{Access, Buffer, Compare, Expected, Sample, f32_bytes, input, noise, output, small, u32_bytes};
 use Scalar::*;
 
@@ -149,7 +149,7 @@ fn tickets(subgroup: u32) -> Sample {
     let (workgroup, tiles) = (subgroup * 2, 5);
     let b = Builder::new("tickets", workgroup, subgroup);
     let (counter, seen) = (b.arg("counter", ArgKind::ReadWrite), b.arg("seen", ArgKind::Write));
-    let ticket = b.atomic_add(counter, b.u32(4), b.u32(1));
+    let ticket = b.atomic_add(counter, b.u32(4), b.u32(1), Order::Relaxed);
     b.store(seen, ticket * 4u32, ticket + 1u32, 4);
     let n = workgroup * tiles;
     Sample {
@@ -171,7 +171,7 @@ fn atomic_histogram(subgroup: u32) -> Sample {
     let i = b.tile(0) * workgroup + b.local_id();
     let value = b.load(Type::U32, x, i * 4u32, 4);
     b.if_(value.lt(8u32), || {
-        b.atomic_add(counts, value * 4u32, value + 1u32);
+        b.atomic_add(counts, value * 4u32, value + 1u32, Order::Relaxed);
     });
     let xs: Vec<u32> = (0..workgroup * tiles).map(|i| noise(i) % 12).collect();
     let counted = |v: u32| xs.iter().filter(|x| **x == v).count() as u32 * (v + 1);

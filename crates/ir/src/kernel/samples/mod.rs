@@ -11,6 +11,7 @@ mod control;
 mod convert;
 mod elementwise;
 mod floats;
+mod grid;
 mod integers;
 mod matrix;
 mod memory;
@@ -121,6 +122,7 @@ pub fn all(subgroup_size: u32) -> Vec<Sample> {
     samples.extend(memory::samples(subgroup_size));
     samples.extend(subgroup::samples(subgroup_size));
     samples.extend(control::samples(subgroup_size));
+    samples.extend(grid::samples(subgroup_size));
     samples.extend(matrix(subgroup_size, [8, 8, 8]));
     samples
 }

@@ -54,10 +54,13 @@ pub(super) const BINARY: [(BinOp, &str); 19] = [
 pub(super) const REDUCE: [(ReduceOp, &str); 3] =
     [(ReduceOp::Add, "subgroup_add"), (ReduceOp::Min, "subgroup_min"), (ReduceOp::Max, "subgroup_max")];
 
-pub(super) const BUILTINS: [(Builtin, &str); 6] = [
+pub(super) const BUILTINS: [(Builtin, &str); 9] = [
     (Builtin::Tile(0), "tile.0"),
     (Builtin::Tile(1), "tile.1"),
     (Builtin::Tile(2), "tile.2"),
+    (Builtin::GridSize(0), "grid_size.0"),
+    (Builtin::GridSize(1), "grid_size.1"),
+    (Builtin::GridSize(2), "grid_size.2"),
     (Builtin::LocalId, "local_id"),
     (Builtin::SubgroupId, "subgroup_id"),
     (Builtin::Lane, "lane"),

@@ -338,12 +338,8 @@ impl Parser {
             _ => self.simple(&name)?,
         };
         match (&op, &bindings[..]) {
-            (Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } | Op::Barrier, []) => {
-                Ok(self.new_value(op, Type::Void))
-            }
-            (Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } | Op::Barrier, _) => {
-                self.fail(format!("`{name}` has no result"))
-            }
+            (op, []) if is_statement(op) => Ok(self.new_value(op.clone(), Type::Void)),
+            (op, _) if is_statement(op) => self.fail(format!("`{name}` has no result")),
             (_, [(number, ty)]) => {
                 let v = self.new_value(op, *ty);
                 self.bind(*number, v)?;
@@ -416,7 +412,13 @@ impl Parser {
             }
             "atomic_add" => {
                 let (base, offset) = self.plain_address()?;
-                Op::AtomicAdd { base, offset, value: self.comma_value()? }
+                let value = self.comma_value()?;
+                let order = if self.take_word("relaxed") { Order::Relaxed } else { Order::AcquireRelease };
+                Op::AtomicAdd { base, offset, value, order }
+            }
+            "grid_barrier" => {
+                let (base, offset) = self.plain_address()?;
+                Op::GridBarrier { base, offset }
             }
             "shared_load" => {
                 let (array, index) = self.element()?;
@@ -502,6 +504,14 @@ impl Parser {
         let op = Op::For { start, end, step, index, init, carried, body, body_yield, results, unroll };
         Ok(self.new_value(op, Type::Void))
     }
+}
+
+/// Does the operation stand without a result?
+fn is_statement(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } | Op::Barrier | Op::GridBarrier { .. }
+    )
 }
 
 /// Type and bits of a literal.

@@ -150,8 +150,9 @@ impl<'k> Printer<'k> {
             Op::Store { base, offset, imm, align, value } => {
                 format!("store {} align {align}, {}", self.address(*base, *offset, *imm), self.value(*value))
             }
-            Op::AtomicAdd { base, offset, value } => {
-                format!("atomic_add {}, {}", self.address(*base, *offset, 0), self.value(*value))
+            Op::AtomicAdd { base, offset, value, order } => {
+                let order = if *order == Order::Relaxed { " relaxed" } else { "" };
+                format!("atomic_add {}, {}{order}", self.address(*base, *offset, 0), self.value(*value))
             }
             Op::SharedLoad { array, index } => format!("shared_load {}", self.element(*array, *index)),
             Op::SharedStore { array, index, value } => {
@@ -161,6 +162,7 @@ impl<'k> Printer<'k> {
             Op::SubgroupShuffleXor(a, mask) => format!("shuffle_xor {}, {mask}", self.value(*a)),
             Op::SubgroupShuffle(a, lane) => format!("shuffle {}", self.list(&[*a, *lane])),
             Op::Barrier => "barrier".to_string(),
+            Op::GridBarrier { base, offset } => format!("grid_barrier {}", self.address(*base, *offset, 0)),
             Op::MatrixLoad { memory, stride, column_major } => {
                 format!("matrix_load {}", self.matrix_memory(memory, *stride, *column_major))
             }

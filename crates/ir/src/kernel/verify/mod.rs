@@ -107,7 +107,7 @@ pub enum Problem {
     NotUniform {
         /// Control flow or which operand.
         what: &'static str,
-        /// `subgroup` or `workgroup`.
+        /// `subgroup`, `workgroup` or `grid`.
         scope: &'static str,
         /// What to do.
         hint: &'static str,

@@ -41,6 +41,12 @@ pub(super) fn check(kernel: &Kernel, v: Value) -> Result<(), Problem> {
         Op::MatrixLoad { .. } | Op::MatrixStore { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => matrix(kernel, v),
         Op::If { .. } | Op::For { .. } => control(kernel, v),
         Op::Barrier => rule(ty == Type::Void, "a barrier has no value"),
+        Op::GridBarrier { base, offset } => {
+            rule(ty == Type::Void, "a barrier has no value")?;
+            address(kernel, *base, *offset)?;
+            may_read(kernel, *base)?;
+            may_write(kernel, *base)
+        }
         _ => arithmetic(kernel, v),
     }
 }
@@ -59,7 +65,7 @@ fn leaf(kernel: &Kernel, v: Value) -> Result<(), Problem> {
             rule(expected == Some(ty), "an argument is declared; addresses are u64, words are u32")
         }
         Op::Builtin(b) => {
-            rule(!matches!(b, Builtin::Tile(3..)), "tiles have axes 0, 1 and 2")?;
+            rule(!matches!(b, Builtin::Tile(3..) | Builtin::GridSize(3..)), "tiles have axes 0, 1 and 2")?;
             rule(ty == Type::U32, "builtins are u32")
         }
         _ => Ok(()),
@@ -166,18 +172,9 @@ fn convert(from: Type, to: Type) -> Result<(), Problem> {
     }
 }
 
-/// The argument that an address is computed from, followed through additions.
+/// The argument that an address is computed from.
 fn root(kernel: &Kernel, base: Value) -> Option<&Arg> {
-    let mut open = vec![base];
-    // The limit keeps this short on graphs of shared sums; an address is the sum of a few terms.
-    for _ in 0..64 {
-        match kernel.op(open.pop()?) {
-            Op::Arg(n) => return kernel.args.get(*n as usize),
-            Op::Binary(BinOp::Add, a, b) => open.extend([*b, *a]),
-            _ => {}
-        }
-    }
-    None
+    kernel.args.get(kernel.argument_of(base)? as usize)
 }
 
 fn may_read(kernel: &Kernel, base: Value) -> Result<(), Problem> {
@@ -225,7 +222,7 @@ fn memory(kernel: &Kernel, v: Value) -> Result<(), Problem> {
             access(kernel.ty(*value), *align)?;
             may_write(kernel, *base)
         }
-        Op::AtomicAdd { base, offset, value } => {
+        Op::AtomicAdd { base, offset, value, .. } => {
             address(kernel, *base, *offset)?;
             is(kernel, *value, Type::U32, "atomics add u32")?;
             rule(ty == Type::U32, "atomics give the old u32")?;

@@ -5,16 +5,18 @@
 //!                                                       flow of a low enough level
 //! ```
 //!
-//! Three levels: the same over the workgroup, the same over each subgroup, varying. "The same" is meant for the
+//! Four levels: the same over the grid, over the workgroup, over each subgroup, varying. "The same" is meant for the
 //! lanes that run the operation together. A load from a uniform address is uniform even when it is not
 //! `read_only`: lanes that read one place in one barrier interval see one value, or there is a race, which is an
-//! error by itself (the interpreter reports it).
+//! error by itself (the interpreter reports it). Over the grid only `read_only` loads are: ordered atomics may let one
+//! tile read before and another after a write.
 
 use super::super::inst::*;
 use super::{Found, Problem};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Level {
+    Grid,
     Workgroup,
     Subgroup,
     Varying,
@@ -23,10 +25,11 @@ enum Level {
 pub(super) fn check(kernel: &Kernel) -> Result<(), Found> {
     // With one subgroup per workgroup both scopes are one.
     let subgroup = if kernel.workgroup_size == kernel.subgroup_size { Level::Workgroup } else { Level::Subgroup };
-    let mut pass = Pass { kernel, subgroup, levels: vec![Level::Workgroup; kernel.ops.len()], changed: false };
+    let mut pass = Pass { kernel, subgroup, levels: vec![Level::Grid; kernel.ops.len()], changed: false };
     for (i, op) in kernel.ops.iter().enumerate() {
         if let Op::Builtin(b) = op {
             pass.levels[i] = match b {
+                Builtin::GridSize(_) => Level::Grid,
                 Builtin::Tile(_) => Level::Workgroup,
                 Builtin::SubgroupId => subgroup,
                 Builtin::LocalId | Builtin::Lane if kernel.workgroup_size == 1 => Level::Workgroup,
@@ -36,7 +39,7 @@ pub(super) fn check(kernel: &Kernel) -> Result<(), Found> {
             };
         }
     }
-    // Levels only rise, so this ends after at most two rises per value.
+    // Levels only rise, so this ends after at most three rises per value.
     loop {
         pass.changed = false;
         pass.block(&kernel.body);
@@ -44,7 +47,7 @@ pub(super) fn check(kernel: &Kernel) -> Result<(), Found> {
             break;
         }
     }
-    pass.require(&kernel.body, Level::Workgroup)
+    pass.require(&kernel.body, Level::Grid)
 }
 
 struct Pass<'k> {
@@ -100,10 +103,11 @@ impl Pass<'_> {
     }
 
     fn result_level(&self, op: &Op) -> Level {
-        let mut joined = Level::Workgroup;
+        let mut joined = Level::Grid;
         op.for_each_operand(|o| joined = joined.max(self.level(o)));
         match op {
             Op::AtomicAdd { .. } => Level::Varying,
+            Op::Load { read_only: false, .. } | Op::SharedLoad { .. } => joined.max(Level::Workgroup),
             // A matrix belongs to its subgroup as a whole.
             Op::MatrixLoad { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => joined.min(self.subgroup),
             Op::SubgroupReduce(..) => joined.min(self.subgroup),
@@ -124,6 +128,13 @@ impl Pass<'_> {
             };
             match self.kernel.op(v) {
                 Op::Barrier => under(Level::Workgroup, "workgroup")?,
+                Op::GridBarrier { base, offset } => {
+                    under(Level::Grid, "grid")?;
+                    if self.level(*base).max(self.level(*offset)) > Level::Grid {
+                        let (what, hint) = ("the counter of a grid barrier", "compute its address from arguments");
+                        return Err(at(Problem::NotUniform { what, scope: "grid", hint }));
+                    }
+                }
                 Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) => {
                     under(self.subgroup, "subgroup")?;
                 }
