@@ -10,6 +10,7 @@
 mod cost;
 mod cut;
 pub mod kernels;
+mod persistent;
 mod prune;
 mod schedule;
 mod select;
@@ -17,6 +18,7 @@ mod simplify;
 mod template;
 
 pub use cut::{Cut, Cuts, GENERATION, Tunable, Tuned};
+pub use persistent::{PersistentError, persistent};
 pub use select::{Region, select};
 pub use template::{Access, Ctx, Emission, LaunchSketch, Operand, Template};
 

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
-use zinc_ir::device::{Device, ProgramId, Ticket, WeightSource};
+use zinc_ir::device::{Caps, Device, DeviceError, ProgramId, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Step, StepOutput, Tail};
+use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
 use zinc_ir::sample::Draw;
 
 /// A model on a device, with one page chain per sequence.
@@ -14,6 +14,8 @@ pub struct Driver<'d> {
     graph: Arc<Graph>,
     kv: Arc<KvLayout>,
     choices: Choices,
+    caps: Caps,
+    change: Box<dyn Fn(Plan) -> Plan + 'd>,
     programs: HashMap<Bucket, ProgramId>,
     pages: Vec<Vec<u32>>,
     lengths: Vec<u32>,
@@ -41,6 +43,7 @@ impl<'d> Driver<'d> {
         let each = context.div_ceil(PAGE_TOKENS);
         let kv = Arc::new(KvLayout::new(graph, kv, sequences * each));
         device.load(graph, &kv, weights, &mut |_| {}).expect("the model loads");
+        let caps = device.caps().clone();
         // Pages of different sequences interleave, and each chain runs backwards: no kernel may assume order.
         let chain = |s: u32| (0..each).rev().map(|p| p * sequences + s).collect();
         let pages = (0..sequences).map(chain).collect();
@@ -49,10 +52,18 @@ impl<'d> Driver<'d> {
             graph: graph.clone(),
             kv,
             choices,
+            caps,
+            change: Box::new(|plan| plan),
             programs: HashMap::new(),
             pages,
             lengths: vec![0; sequences as usize],
         }
+    }
+
+    /// From now on plans are made for `caps` and changed before the device gets them.
+    pub fn replan(&mut self, caps: Caps, change: impl Fn(Plan) -> Plan + 'd) {
+        (self.caps, self.change) = (caps, Box::new(change));
+        self.programs.clear();
     }
 
     /// Forgets a sequence's tokens.
@@ -68,6 +79,17 @@ impl<'d> Driver<'d> {
 
     /// As [`Driver::step`], without waiting for the end. Tokens may be [`Step::chained`].
     pub fn submit(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32, tail: Tail, draws: Vec<Draw>) -> Ticket {
+        self.try_submit(chunks, bucket_tokens, tail, draws).expect("the step is taken")
+    }
+
+    /// As [`Driver::submit`], where the device may refuse: the interpreter does with all that it finds.
+    pub fn try_submit(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        bucket_tokens: u32,
+        tail: Tail,
+        draws: Vec<Draw>,
+    ) -> Result<Ticket, DeviceError> {
         let mut step = Step { pages: self.pages.clone(), draws, ..Step::default() };
         for chunk in chunks {
             for token in chunk.tokens {
@@ -89,7 +111,7 @@ impl<'d> Driver<'d> {
             tail,
         };
         let program = self.program(bucket);
-        self.device.submit(program, &step).expect("the step is taken")
+        self.device.submit(program, &step)
     }
 
     /// What the oldest step in flight gives.
@@ -103,8 +125,8 @@ impl<'d> Driver<'d> {
         if let Some(known) = self.programs.get(&bucket) {
             return *known;
         }
-        let plan =
-            compile(&self.graph, &self.kv, bucket, self.device.caps(), &self.choices).expect("the plan compiles");
+        let plan = compile(&self.graph, &self.kv, bucket, &self.caps, &self.choices).expect("the plan compiles");
+        let plan = (self.change)(plan);
         let program = self.device.prepare(&Arc::new(plan), &mut |_| {}).expect("the plan is prepared");
         self.programs.insert(bucket, program);
         program

@@ -8,6 +8,7 @@ mod drive;
 mod experts;
 mod fixture;
 mod interpreted;
+mod persistent;
 
 pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
@@ -17,3 +18,4 @@ pub use drive::{Chunk, Driver};
 pub use experts::mixture_of_experts;
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};
+pub use persistent::{layers_as_one, persistent_equals_launches};

@@ -3,9 +3,10 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, tails_agree,
+    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, persistent_equals_launches,
+    tails_agree,
 };
-use zinc_ir::device::Device;
+use zinc_ir::device::{Caps, Device};
 use zinc_ir::plan::{ActPrecision, KvType};
 use zinc_vulkan::{Options, VulkanDevice, list_devices};
 
@@ -128,4 +129,23 @@ fn chained_steps() {
 #[test]
 fn tails() {
     on_device(|device| [9000, 9001, 128_256].into_iter().for_each(|vocabulary| tails_agree(device, vocabulary)));
+}
+
+/// The layers as one launch. A software driver runs as many workgroups at once as it has threads: two where there are
+/// two processors, and a third would wait for ever.
+#[test]
+fn persistent() {
+    on_device(|device| {
+        let subgroup = device.caps().subgroup_size;
+        let several = std::thread::available_parallelism().is_ok_and(|n| n.get() >= 2);
+        let workgroups: &[u32] = if several { &[1, 2] } else { &[1] };
+        for (path, act, subgroups) in [
+            ("arch/llama", ActPrecision::F32, 2),
+            ("arch/qwen3moe", ActPrecision::F32, 2),
+            ("quant/Q4_K", ActPrecision::F16, 1),
+        ] {
+            let caps = Caps { max_workgroup: subgroup * subgroups, ..device.caps().clone() };
+            persistent_equals_launches(device, path, &caps, choices(act), workgroups, 3);
+        }
+    });
 }

@@ -9,8 +9,7 @@
 use super::super::inst::*;
 use super::{Builder, Val};
 
-/// What the leaves of a spliced kernel become. Lane and subgroup ids stay what they are: both kernels have workgroups
-/// of one shape.
+/// What the leaves of a spliced kernel become.
 pub struct Leaves<'b> {
     /// A value for each argument.
     pub args: Vec<Val<'b>>,
@@ -18,6 +17,10 @@ pub struct Leaves<'b> {
     pub tile: [Val<'b>; 3],
     /// Tiles along each axis.
     pub grid: [Val<'b>; 3],
+    /// Lane within its workgroup. Lanes of a subgroup stay together: lane ids are what they are here.
+    pub local_id: Val<'b>,
+    /// Subgroup within its workgroup.
+    pub subgroup_id: Val<'b>,
     /// For each of its shared arrays one of this kernel, of the same type and at least as long.
     pub shared: Vec<u32>,
 }
@@ -31,8 +34,7 @@ impl Builder {
     pub fn splice<'b>(&'b self, kernel: &Kernel, leaves: &Leaves<'b>) {
         {
             let own = &self.state.borrow().kernel;
-            let shape = |k: &Kernel| (k.workgroup_size, k.subgroup_size);
-            assert!(shape(own) == shape(kernel), "{}: workgroups of another shape", kernel.name);
+            assert!(own.subgroup_size == kernel.subgroup_size, "{}: subgroups of another size", kernel.name);
             let fits = |(array, here): (&Shared, &u32)| {
                 let here = &own.shared[*here as usize];
                 here.ty == array.ty && here.len >= array.len
@@ -63,7 +65,9 @@ impl Copy<'_, '_> {
                 Op::Arg(n) => self.leaves.args[*n as usize],
                 Op::Builtin(Builtin::Tile(axis)) => self.leaves.tile[*axis as usize],
                 Op::Builtin(Builtin::GridSize(axis)) => self.leaves.grid[*axis as usize],
-                Op::Builtin(which) => self.to.builtin(*which),
+                Op::Builtin(Builtin::LocalId) => self.leaves.local_id,
+                Op::Builtin(Builtin::SubgroupId) => self.leaves.subgroup_id,
+                Op::Builtin(Builtin::Lane) => self.to.lane(),
                 _ => continue,
             };
             assert!(new.ty() == self.kernel.types[i], "{}: a leaf of another type", self.kernel.name);

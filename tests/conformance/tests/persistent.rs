@@ -1,0 +1,171 @@
+//! Two layers as one persistent kernel: it gives what the separate launches give, and needs each of its grid barriers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use zinc_compiler::{Choices, PersistentError, compile, persistent};
+use zinc_conformance::{
+    Chunk, Driver, Fixture, InterpretedDevice, gpu_caps, layers_as_one, persistent_equals_launches,
+};
+use zinc_ir::device::Caps;
+use zinc_ir::kernel::{Kernel, Op, Value, verify};
+use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, Launch, Plan, Tail};
+
+/// Models, subgroup sizes and largest workgroups. The router of the last has smaller workgroups than the others.
+const CASES: &[(&str, u32, u32, ActPrecision)] = &[
+    ("arch/llama", 32, 32, ActPrecision::F32),
+    ("arch/llama", 8, 32, ActPrecision::F16),
+    ("quant/Q4_K", 16, 16, ActPrecision::Q8),
+    ("arch/qwen3moe", 16, 32, ActPrecision::F32),
+];
+
+fn caps(subgroup: u32, max_workgroup: u32) -> Caps {
+    Caps { max_workgroup, ..gpu_caps(subgroup) }
+}
+
+fn plan(path: &str, caps: &Caps, act: ActPrecision) -> Plan {
+    let f = Fixture::open(path);
+    let kv = Arc::new(KvLayout::new(&f.graph, KvType::F16, 16));
+    let bucket = Bucket { tokens: 1, outputs: 1, context: 512, sequences: 1, tail: Tail::Greedy };
+    compile(&f.graph, &kv, bucket, caps, &Choices { act, ..Choices::default() }).expect("compiles")
+}
+
+fn the_launch(plan: &Plan) -> &Launch {
+    plan.launches().find(|l| l.template == "persistent").expect("a persistent launch")
+}
+
+fn the_kernel(plan: &Plan) -> &Kernel {
+    &plan.kernels[the_launch(plan).kernel.expect("it has a kernel").0 as usize]
+}
+
+fn is_grid_barrier(kernel: &Kernel, v: Value) -> bool {
+    matches!(kernel.op(v), Op::GridBarrier { .. })
+}
+
+#[test]
+fn one_launch_gives_what_many_give() {
+    for (path, subgroup, max_workgroup, act) in CASES {
+        let caps = caps(*subgroup, *max_workgroup);
+        for seed in [1, 2, 3] {
+            let mut device = InterpretedDevice::new(caps.clone(), seed);
+            let choices = Choices { act: *act, ..Choices::default() };
+            persistent_equals_launches(&mut device, path, &caps, choices, &[1, 3, 8], 2);
+        }
+    }
+}
+
+#[test]
+fn the_layers_are_one_launch_with_their_bodies() {
+    for (path, subgroup, max_workgroup, act) in CASES {
+        let before = plan(path, &caps(*subgroup, *max_workgroup), *act);
+        let after = layers_as_one(&before, 3);
+        let layers = before.launches().filter(|l| l.layer != u32::MAX).count();
+        assert_eq!(
+            after.launches().count(),
+            before.launches().count() - layers + 2,
+            "{path}: the launch and the clear"
+        );
+        let (launch, kernel) = (the_launch(&after), the_kernel(&after));
+        assert_eq!((launch.grid, verify(kernel)), ([3, 1, 1], Ok(())), "{path}");
+        let barriers = kernel.body.iter().filter(|v| is_grid_barrier(kernel, **v)).count();
+        assert_eq!(barriers, layers - 1, "{path}: every launch of a step needs the one before");
+        // Weights keep their promise of being read only, values lose it.
+        let loads = |read_only: bool| {
+            let of = move |op: &&Op| matches!(op, Op::Load { read_only: r, .. } if *r == read_only);
+            let bases = kernel.ops.iter().filter(of).filter_map(|op| match op {
+                Op::Load { base, .. } => Some(&kernel.args[kernel.argument_of(*base)? as usize].name),
+                _ => None,
+            });
+            bases.cloned().collect::<std::collections::BTreeSet<String>>()
+        };
+        assert_eq!(loads(false).into_iter().collect::<Vec<_>>(), ["kv", "scratch"], "{path}");
+        assert!(loads(true).iter().all(|name| name.starts_with("weight") || name == "inputs"), "{path}");
+    }
+}
+
+/// Writes the SPIR-V where the test runner has it validated.
+#[test]
+fn persistent_kernels_become_spirv() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/zinc-test/spirv/persistent"));
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    for (i, (path, subgroup, max_workgroup, act)) in CASES.iter().enumerate() {
+        let plan = layers_as_one(&plan(path, &caps(*subgroup, *max_workgroup), *act), 4);
+        for kernel in [the_kernel(&plan), &plan.kernels[0]] {
+            let words =
+                zinc_spirv::emit(kernel, zinc_spirv::FloatModes::default()).unwrap_or_else(|e| panic!("{path}: {e}"));
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            std::fs::write(folder.join(format!("{i}-{}.spv", kernel.name)), bytes).expect("the file can be written");
+        }
+    }
+}
+
+/// What the interpreter says to one step of a model whose persistent kernel is changed.
+fn outcome(path: &str, caps: &Caps, act: ActPrecision, seed: u64, change: impl Fn(&mut Kernel)) -> Result<(), String> {
+    let f = Fixture::open(path);
+    let mut device = InterpretedDevice::new(caps.clone(), seed);
+    let choices = Choices { act, ..Choices::default() };
+    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 1, 512);
+    driver.replan(caps.clone(), |plan| {
+        let mut plan = layers_as_one(&plan, 3);
+        let id = the_launch(&plan).kernel.expect("it has a kernel");
+        change(&mut plan.kernels[id.0 as usize]);
+        plan
+    });
+    let chunk = Chunk { sequence: 0, tokens: &f.prompt[..1] };
+    driver.try_submit(&[chunk], 1, Tail::Greedy, vec![]).map(|_| ()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn deleting_any_grid_barrier_is_a_race() {
+    for (path, subgroup, max_workgroup, act) in CASES {
+        let caps = caps(*subgroup, *max_workgroup);
+        let kernel = the_kernel(&layers_as_one(&plan(path, &caps, *act), 3)).clone();
+        let at = (0..kernel.body.len()).filter(|i| is_grid_barrier(&kernel, kernel.body[*i]));
+        for at in at {
+            // A tile that reads too early may also find no number, or an expert that does not exist, and fail of that.
+            let mut found = 0;
+            for seed in 0..4 {
+                let error = outcome(path, &caps, *act, seed, |kernel| {
+                    kernel.body.remove(at);
+                });
+                let error = error.expect_err("a race");
+                found += error.contains("race on") as u32;
+            }
+            assert!(found > 0, "{path}, without operation {at}");
+        }
+    }
+}
+
+/// The promises that the fused kernel takes back were really broken.
+#[test]
+fn a_promise_too_many_is_found() {
+    let (path, subgroup, max_workgroup, act) = CASES[0];
+    let error = outcome(path, &caps(subgroup, max_workgroup), act, 0, |kernel| {
+        for op in &mut kernel.ops {
+            if let Op::Load { read_only, .. } = op {
+                *read_only = true;
+            }
+        }
+    });
+    let error = error.expect_err("a broken promise");
+    assert!(error.contains("also loaded as readonly"), "{error}");
+}
+
+#[test]
+fn what_does_not_become_one_launch_is_refused() {
+    let wide = plan("arch/llama", &gpu_caps(32), ActPrecision::F32);
+    let all = 0..wide.entries.len();
+    let error = persistent(&wide, all.clone(), 4).expect_err("attention has smaller workgroups");
+    assert!(
+        matches!(&error, PersistentError::DifferentWorkgroups { wide_lanes: 256, narrow_lanes: 128, .. }),
+        "{error}"
+    );
+    let error = error.to_string();
+    assert!(error.contains("max_workgroup") && error.contains("attention"), "{error}");
+    let even = plan("arch/llama", &caps(32, 32), ActPrecision::F32);
+    for range in [1..2, 3..3, all.end..all.end + 1, 7..usize::MAX] {
+        assert!(matches!(persistent(&even, range, 4), Err(PersistentError::NoLaunches(..))));
+    }
+    assert!(matches!(persistent(&even, 2..5, 0), Err(PersistentError::NoWorkgroups)));
+    let native = plan("arch/llama", &Caps { native: true, ..gpu_caps(32) }, ActPrecision::F32);
+    assert!(matches!(persistent(&native, 0..5, 4), Err(PersistentError::NoKernel(_))));
+}
