@@ -31,7 +31,7 @@ pub enum PersistentError {
     /// A kernel whose lanes work together has smaller workgroups than another.
     #[error(
         "{wide} has workgroups of {wide_lanes} lanes, {narrow} of {narrow_lanes} with memory or barriers of its own: compile \
-         the plan for a device whose `max_workgroup` makes them equal"
+         the plan with cuts that make them equal (`Choices::tuned`), or for a device with a smaller `max_workgroup`"
     )]
     DifferentWorkgroups {
         /// Name of the kernel with the largest workgroups.
@@ -223,7 +223,7 @@ fn walk<'b>(b: &'b Builder, kernel: &Kernel, args: Vec<Val<'b>>, grid: [u32; 3],
     let step = b.grid_size(0) * at_once;
     let grid_here = grid.map(|n| b.u32(n));
     b.for_with(first, b.u32(grid.iter().product()), step, &[], false, |i, _| {
-        let tile = tile(i, grid);
+        let tile = tile(b, i, grid);
         b.splice(kernel, &Leaves { args, tile, grid: grid_here, local_id, subgroup_id, shared });
         // The next tile, or the next phase, may write what this one still reads.
         if !kernel.shared.is_empty() {
@@ -241,9 +241,9 @@ fn name_of(buffer: Buffer) -> String {
 }
 
 /// Tile number `i` of a grid, along each axis.
-fn tile(i: Val<'_>, grid: [u32; 3]) -> [Val<'_>; 3] {
+fn tile<'b>(b: &'b Builder, i: Val<'b>, grid: [u32; 3]) -> [Val<'b>; 3] {
     if grid[1] == 1 && grid[2] == 1 {
-        return [i, i % 1u32, i % 1u32];
+        return [i, b.u32(0), b.u32(0)];
     }
     [i % grid[0], i / grid[0] % grid[1], i / (grid[0] * grid[1])]
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use zinc_compiler::{Choices, PersistentError, compile, persistent};
 use zinc_conformance::{
-    Chunk, Driver, Fixture, InterpretedDevice, gpu_caps, layers_as_one, persistent_equals_launches,
+    Chunk, Driver, Fixture, InterpretedDevice, even_cuts, gpu_caps, layers_as_one, persistent_equals_launches,
 };
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::{Kernel, Op, Value, verify};
@@ -14,7 +14,7 @@ use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, Launch, Plan, Tail};
 const CASES: &[(&str, u32, u32, ActPrecision)] = &[
     ("arch/llama", 32, 32, ActPrecision::F32),
     ("arch/llama", 8, 32, ActPrecision::F16),
-    ("quant/Q4_K", 16, 16, ActPrecision::Q8),
+    ("quant/Q4_K", 16, 32, ActPrecision::Q8),
     ("arch/qwen3moe", 16, 32, ActPrecision::F32),
 ];
 
@@ -22,11 +22,22 @@ fn caps(subgroup: u32, max_workgroup: u32) -> Caps {
     Caps { max_workgroup, ..gpu_caps(subgroup) }
 }
 
-fn plan(path: &str, caps: &Caps, act: ActPrecision) -> Plan {
+/// A model, and the plan of single tokens.
+fn case(path: &str, caps: &Caps, choices: Choices, even: bool) -> (Fixture, Choices, Plan) {
     let f = Fixture::open(path);
     let kv = Arc::new(KvLayout::new(&f.graph, KvType::F16, 16));
     let bucket = Bucket { tokens: 1, outputs: 1, context: 512, sequences: 1, tail: Tail::Greedy };
-    compile(&f.graph, &kv, bucket, caps, &Choices { act, ..Choices::default() }).expect("compiles")
+    let choices = if even { even_cuts(&f.graph, &kv, bucket, caps, choices) } else { choices };
+    let plan = compile(&f.graph, &kv, bucket, caps, &choices).expect("compiles");
+    (f, choices, plan)
+}
+
+fn even_plan(path: &str, caps: &Caps, act: ActPrecision) -> Plan {
+    case(path, caps, Choices { act, ..Choices::default() }, true).2
+}
+
+fn plan(path: &str, caps: &Caps) -> Plan {
+    case(path, caps, Choices::default(), false).2
 }
 
 fn the_launch(plan: &Plan) -> &Launch {
@@ -47,16 +58,35 @@ fn one_launch_gives_what_many_give() {
         let caps = caps(*subgroup, *max_workgroup);
         for seed in [1, 2, 3] {
             let mut device = InterpretedDevice::new(caps.clone(), seed);
-            let choices = Choices { act: *act, ..Choices::default() };
-            persistent_equals_launches(&mut device, path, &caps, choices, &[1, 3, 8], 2);
+            persistent_equals_launches(&mut device, path, &caps, *act, &[1, 3, 8], 2);
         }
+    }
+}
+
+/// From the embedding to the token: one launch per token, besides the one that clears its counter.
+#[test]
+fn a_whole_step_is_one_launch() {
+    for (path, subgroup) in [("arch/llama", 8), ("arch/qwen3moe", 16)] {
+        let caps = caps(subgroup, subgroup);
+        let mut device = InterpretedDevice::new(caps.clone(), 4);
+        let (f, choices, _) = case(path, &caps, Choices::default(), true);
+        let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 1, 64);
+        driver.replan(caps.clone(), |plan| plan);
+        let expected = driver.greedy(&f.prompt[..2], 1, 3);
+        driver.clear(0);
+        driver.replan(caps, |plan| {
+            let one = persistent(&plan, 0..plan.entries.len(), 5).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((one.launches().count(), one.barriers()), (2, 1));
+            one
+        });
+        assert_eq!(driver.greedy(&f.prompt[..2], 1, 3), expected, "{path}");
     }
 }
 
 #[test]
 fn the_layers_are_one_launch_with_their_bodies() {
     for (path, subgroup, max_workgroup, act) in CASES {
-        let before = plan(path, &caps(*subgroup, *max_workgroup), *act);
+        let before = even_plan(path, &caps(*subgroup, *max_workgroup), *act);
         let after = layers_as_one(&before, 3);
         let layers = before.launches().filter(|l| l.layer != u32::MAX).count();
         assert_eq!(
@@ -88,7 +118,7 @@ fn persistent_kernels_become_spirv() {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/zinc-test/spirv/persistent"));
     std::fs::create_dir_all(&folder).expect("the folder can be made");
     for (i, (path, subgroup, max_workgroup, act)) in CASES.iter().enumerate() {
-        let plan = layers_as_one(&plan(path, &caps(*subgroup, *max_workgroup), *act), 4);
+        let plan = layers_as_one(&even_plan(path, &caps(*subgroup, *max_workgroup), *act), 4);
         for kernel in [the_kernel(&plan), &plan.kernels[0]] {
             let words =
                 zinc_spirv::emit(kernel, zinc_spirv::FloatModes::default()).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -100,9 +130,8 @@ fn persistent_kernels_become_spirv() {
 
 /// What the interpreter says to one step of a model whose persistent kernel is changed.
 fn outcome(path: &str, caps: &Caps, act: ActPrecision, seed: u64, change: impl Fn(&mut Kernel)) -> Result<(), String> {
-    let f = Fixture::open(path);
+    let (f, choices, _) = case(path, caps, Choices { act, ..Choices::default() }, true);
     let mut device = InterpretedDevice::new(caps.clone(), seed);
-    let choices = Choices { act, ..Choices::default() };
     let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 1, 512);
     driver.replan(caps.clone(), |plan| {
         let mut plan = layers_as_one(&plan, 3);
@@ -118,7 +147,7 @@ fn outcome(path: &str, caps: &Caps, act: ActPrecision, seed: u64, change: impl F
 fn deleting_any_grid_barrier_is_a_race() {
     for (path, subgroup, max_workgroup, act) in CASES {
         let caps = caps(*subgroup, *max_workgroup);
-        let kernel = the_kernel(&layers_as_one(&plan(path, &caps, *act), 3)).clone();
+        let kernel = the_kernel(&layers_as_one(&even_plan(path, &caps, *act), 3)).clone();
         let at = (0..kernel.body.len()).filter(|i| is_grid_barrier(&kernel, kernel.body[*i]));
         for at in at {
             // A tile that reads too early may also find no number, or an expert that does not exist, and fail of that.
@@ -152,7 +181,7 @@ fn a_promise_too_many_is_found() {
 
 #[test]
 fn what_does_not_become_one_launch_is_refused() {
-    let wide = plan("arch/llama", &gpu_caps(32), ActPrecision::F32);
+    let wide = plan("arch/llama", &gpu_caps(32));
     let all = 0..wide.entries.len();
     let error = persistent(&wide, all.clone(), 4).expect_err("attention has smaller workgroups");
     assert!(
@@ -161,11 +190,11 @@ fn what_does_not_become_one_launch_is_refused() {
     );
     let error = error.to_string();
     assert!(error.contains("max_workgroup") && error.contains("attention"), "{error}");
-    let even = plan("arch/llama", &caps(32, 32), ActPrecision::F32);
+    let even = even_plan("arch/llama", &caps(32, 32), ActPrecision::F32);
     for range in [1..2, 3..3, all.end..all.end + 1, 7..usize::MAX] {
         assert!(matches!(persistent(&even, range, 4), Err(PersistentError::NoLaunches(..))));
     }
     assert!(matches!(persistent(&even, 2..5, 0), Err(PersistentError::NoWorkgroups)));
-    let native = plan("arch/llama", &Caps { native: true, ..gpu_caps(32) }, ActPrecision::F32);
+    let native = plan("arch/llama", &Caps { native: true, ..gpu_caps(32) });
     assert!(matches!(persistent(&native, 0..5, 4), Err(PersistentError::NoKernel(_))));
 }

@@ -3,6 +3,7 @@
 
 mod gate;
 mod isa;
+mod persistent;
 mod single;
 mod spills;
 mod straight;

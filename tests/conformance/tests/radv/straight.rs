@@ -5,7 +5,7 @@
 //! ```
 
 use std::collections::HashMap;
-use zinc_ir::kernel::{Block, Kernel, MatrixMemory, Op, Type, Value};
+use zinc_ir::kernel::{Block, Kernel, Op, Type, Value};
 
 /// The kernel without loops over weights.
 ///
