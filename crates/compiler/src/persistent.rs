@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The bodies are those of the plan's kernels, operation by operation. What changes: addresses are computed from one
-//! argument per buffer; loads lose their `read_only` promise where this launch now writes the bytes; shared arrays of
+//! argument per buffer (per area of the KV pool); loads lose their `read_only` promise where this launch now writes the bytes; shared arrays of
 //! one type lie in one place; a workgroup takes several tiles of a kernel with smaller ones, if their lanes have nothing
 //! to do with each other. See `docs/internals/persistent.md`.
 
@@ -66,19 +66,18 @@ pub fn persistent(plan: &Plan, entries: Range<usize>, workgroups: u32) -> Result
         return Err(PersistentError::NoWorkgroups);
     }
     let counter = Span { buffer: Buffer::Scratch, offset: plan.scratch_bytes.next_multiple_of(ALIGN), bytes: 4 };
-    let bases = bases(&phases, counter);
-    let kernel = fuse(&phases, &bases, counter);
+    let bases = bases(plan, &phases, counter);
+    let kernel = fuse(plan, &phases, &bases, counter);
     verify(&kernel)?;
     let mut new = plan.clone();
     new.scratch_bytes = counter.offset + ALIGN;
-    let at = |buffer: &Buffer, base: &Base| LaunchArg::Address { buffer: *buffer, offset: base.first };
     let launch = Launch {
         template: "persistent",
         region: phases.iter().flat_map(|p| p.launch.region.iter().copied()).collect(),
         layer: u32::MAX,
         kernel: Some(KernelId(new.kernels.len() as u32)),
         grid: [workgroups, 1, 1],
-        args: bases.iter().map(|(buffer, base)| at(buffer, base)).collect(),
+        args: bases.iter().map(|(area, base)| LaunchArg::Address { buffer: area.0, offset: base.first }).collect(),
         reads: spans(&bases, false).chain(outside_reads(&phases)).collect(),
         writes: spans(&bases, true).collect(),
         attends: None,
@@ -140,18 +139,26 @@ fn fits(kernel: &Kernel, wide: &Kernel) -> bool {
     kernel.subgroup_size == wide.subgroup_size && (same || (divides && side_by_side))
 }
 
-/// The part of a buffer that the launches touch; its first byte becomes an argument.
+/// A buffer, and of the KV pool the number of the area: a device may keep areas of different layers apart.
+type Area = (Buffer, usize);
+
+fn area(plan: &Plan, buffer: Buffer, offset: u64) -> Area {
+    let starts = plan.kv.layers.iter().flat_map(|l| [l.k, l.v]);
+    (buffer, if buffer == Buffer::Kv { starts.filter(|start| *start <= offset).count() } else { 0 })
+}
+
+/// The part of an area that the launches touch; its first byte becomes an argument.
 struct Base {
     first: u64,
     end: u64,
     written: bool,
 }
 
-fn bases(phases: &[Phase<'_>], counter: Span) -> BTreeMap<Buffer, Base> {
-    let mut bases: BTreeMap<Buffer, Base> = BTreeMap::new();
+fn bases(plan: &Plan, phases: &[Phase<'_>], counter: Span) -> BTreeMap<Area, Base> {
+    let mut bases: BTreeMap<Area, Base> = BTreeMap::new();
     let mut add = |span: &Span, written: bool| {
         let (first, end) = (span.offset, span.offset + span.bytes);
-        let base = bases.entry(span.buffer).or_insert(Base { first, end, written });
+        let base = bases.entry(area(plan, span.buffer, first)).or_insert(Base { first, end, written });
         (base.first, base.end) = (base.first.min(first), base.end.max(end));
         base.written |= written;
     };
@@ -163,10 +170,10 @@ fn bases(phases: &[Phase<'_>], counter: Span) -> BTreeMap<Buffer, Base> {
     bases
 }
 
-/// One span per buffer of which something is (or nothing is) written.
-fn spans(bases: &BTreeMap<Buffer, Base>, written: bool) -> impl Iterator<Item = Span> + '_ {
-    let of = move |(buffer, base): (&Buffer, &Base)| {
-        let span = Span { buffer: *buffer, offset: base.first, bytes: base.end - base.first };
+/// One span per area of which something is (or nothing is) written.
+fn spans(bases: &BTreeMap<Area, Base>, written: bool) -> impl Iterator<Item = Span> + '_ {
+    let of = move |(area, base): (&Area, &Base)| {
+        let span = Span { buffer: area.0, offset: base.first, bytes: base.end - base.first };
         (base.written == written).then_some(span)
     };
     bases.iter().filter_map(of)
@@ -184,17 +191,17 @@ fn outside_reads<'p>(phases: &'p [Phase<'p>]) -> impl Iterator<Item = Span> + 'p
     })
 }
 
-fn fuse(phases: &[Phase<'_>], bases: &BTreeMap<Buffer, Base>, counter: Span) -> Kernel {
+fn fuse(plan: &Plan, phases: &[Phase<'_>], bases: &BTreeMap<Area, Base>, counter: Span) -> Kernel {
     let lanes = phases.iter().map(|p| p.kernel.workgroup_size).max().unwrap_or_default();
     let b = Builder::new(format!("persistent_{}", phases.len()), lanes, phases[0].kernel.subgroup_size);
-    let declare = |(buffer, base): (&Buffer, &Base)| {
+    let declare = |(area, base): (&Area, &Base)| {
         let kind = if base.written { ArgKind::ReadWrite } else { ArgKind::Read };
-        (*buffer, (b.arg(&name_of(*buffer), kind), base.first))
+        (*area, (b.arg(&name_of(*area), kind), base.first))
     };
-    let args: BTreeMap<Buffer, (Val<'_>, u64)> = bases.iter().map(declare).collect();
+    let args: BTreeMap<Area, (Val<'_>, u64)> = bases.iter().map(declare).collect();
     let value = |arg: &LaunchArg| match arg {
         LaunchArg::Address { buffer, offset } => {
-            let (base, first) = args[buffer];
+            let (base, first) = args[&area(plan, *buffer, *offset)];
             base + b.u64(offset - first)
         }
         LaunchArg::Word(word) => b.u32(*word),
@@ -233,9 +240,10 @@ fn walk<'b>(b: &'b Builder, kernel: &Kernel, args: Vec<Val<'b>>, grid: [u32; 3],
     });
 }
 
-fn name_of(buffer: Buffer) -> String {
+fn name_of((buffer, area): Area) -> String {
     match buffer {
         Buffer::Weight(w) => format!("weight{}", w.0),
+        Buffer::Kv => format!("kv{area}"),
         other => format!("{other:?}").to_lowercase(),
     }
 }

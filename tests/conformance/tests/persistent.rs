@@ -107,7 +107,8 @@ fn the_layers_are_one_launch_with_their_bodies() {
             });
             bases.cloned().collect::<std::collections::BTreeSet<String>>()
         };
-        assert_eq!(loads(false).into_iter().collect::<Vec<_>>(), ["kv", "scratch"], "{path}");
+        assert!(loads(false).iter().all(|name| name == "scratch" || name.starts_with("kv")), "{path}");
+        assert_eq!(loads(false).len(), 5, "{path}: scratch, and K and V of two layers");
         assert!(loads(true).iter().all(|name| name.starts_with("weight") || name == "inputs"), "{path}");
     }
 }

@@ -155,7 +155,7 @@ impl KvLayout {
 pub enum Buffer {
     /// A weight tensor in its device layout ([`crate::quant::QuantFormat::planes`]).
     Weight(WeightId),
-    /// The KV pool.
+    /// The KV pool. A launch may reach from one address over an area, not over several: devices may keep them apart.
     Kv,
     /// Values between launches; content does not outlive the step.
     Scratch,
