@@ -13,6 +13,7 @@ use crate::kernels::Flight;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::str::FromStr;
 use zinc_ir::graph::NodeId;
 
 /// Changes when kernels change so that a cut found best before need not be so now: stored cuts of another generation
@@ -20,8 +21,8 @@ use zinc_ir::graph::NodeId;
 pub const GENERATION: u32 = 1;
 
 /// How a mat-vec's work is cut.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Cut {
     /// Subgroups per workgroup.
     pub subgroups: u32,
@@ -63,6 +64,38 @@ impl fmt::Display for Cut {
     }
 }
 
+/// Text that is no cut.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("`{0}` is no cut; one looks like 16x2x1 u2 ahead")]
+pub struct NoCut(String);
+
+impl FromStr for Cut {
+    type Err = NoCut;
+    fn from_str(text: &str) -> Result<Cut, NoCut> {
+        let parse = || {
+            let (rest, ahead) = text.strip_suffix(" ahead").map_or((text, false), |rest| (rest, true));
+            let (sizes, units) = rest.split_once(" u")?;
+            let sizes: Vec<u32> = sizes.split('x').map(|n| n.parse().ok()).collect::<Option<_>>()?;
+            let [subgroups, rows, turns] = sizes[..] else { return None };
+            Some(Cut { subgroups, rows, turns, units: units.parse().ok()?, ahead })
+        };
+        parse().ok_or_else(|| NoCut(text.to_string()))
+    }
+}
+
+impl TryFrom<String> for Cut {
+    type Error = NoCut;
+    fn try_from(text: String) -> Result<Cut, NoCut> {
+        text.parse()
+    }
+}
+
+impl From<Cut> for String {
+    fn from(cut: Cut) -> String {
+        cut.to_string()
+    }
+}
+
 /// Cuts found best for a device, by key.
 pub type Tuned = BTreeMap<String, Cut>;
 
@@ -82,8 +115,19 @@ pub struct Cuts {
 pub struct Tunable {
     /// What can be chosen for all of them.
     pub cuts: Cuts,
-    /// Their last nodes, as [`zinc_ir::plan::Launch::region`] has them.
-    pub regions: Vec<NodeId>,
+    /// The regions.
+    pub uses: Vec<Use>,
+}
+
+/// Where a plan has a kernel with cuts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// Last node of the region, and of its launch's [`zinc_ir::plan::Launch::region`].
+    pub node: NodeId,
+    /// Model layer, `u32::MAX` outside layers.
+    pub layer: u32,
+    /// Bytes that it must read and write.
+    pub bytes: u64,
 }
 
 /// The legal cuts of a kernel, before they are listed.
@@ -154,5 +198,31 @@ pub(crate) fn whole_blocks(m: u32) -> impl Fn(u32, u32) -> Vec<u32> {
         let tiles = [32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile));
         let at_once = subgroups * rows;
         tiles.filter(|tile| tile.is_multiple_of(at_once)).map(|tile| tile / at_once).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CUT: Cut = Cut { subgroups: 16, rows: 2, turns: 1, units: 4, ahead: true };
+
+    #[test]
+    fn text_and_back() {
+        for cut in [CUT, Cut { ahead: false, ..CUT }] {
+            assert_eq!(cut.to_string().parse::<Cut>().ok(), Some(cut));
+        }
+        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind"] {
+            assert!(text.parse::<Cut>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn distances_count_steps() {
+        assert_eq!(CUT.distance(CUT), 0);
+        assert_eq!(CUT.distance(Cut { ahead: false, units: 1, ..CUT }), 3);
+        // The same tile by half the subgroups.
+        assert_eq!(CUT.distance(Cut { subgroups: 8, turns: 2, ..CUT }), 1);
+        assert_eq!(CUT.distance(Cut { subgroups: 8, ..CUT }), 2);
     }
 }

@@ -17,7 +17,7 @@ mod select;
 mod simplify;
 mod template;
 
-pub use cut::{Cut, Cuts, GENERATION, Tunable, Tuned};
+pub use cut::{Cut, Cuts, GENERATION, NoCut, Tunable, Tuned, Use};
 pub use persistent::{PersistentError, persistent};
 pub use select::{Region, select};
 pub use template::{Access, Ctx, Emission, LaunchSketch, Operand, Template};
@@ -121,9 +121,11 @@ pub fn tunables(
     let mut found: Vec<Tunable> = vec![];
     for region in select(&ctx)? {
         let Some(cuts) = template::emit(&ctx, &region)?.cuts else { continue };
+        let (node, bytes) = (region.last(), cost::of_region(&ctx, &region).0.bytes);
+        let here = Use { node, layer: graph.node(node).layer, bytes };
         match found.iter_mut().find(|t| t.cuts.key == cuts.key) {
-            Some(known) => known.regions.push(region.last()),
-            None => found.push(Tunable { cuts, regions: vec![region.last()] }),
+            Some(known) => known.uses.push(here),
+            None => found.push(Tunable { cuts, uses: vec![here] }),
         }
     }
     Ok(found)

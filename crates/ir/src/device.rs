@@ -5,7 +5,7 @@
 //! ```
 
 use crate::graph::{Graph, WeightId};
-use crate::kernel::{MatrixType, Scalar};
+use crate::kernel::{Kernel, MatrixType, Scalar};
 use crate::plan::{KvLayout, Plan, Step, StepError, StepOutput};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -168,6 +168,17 @@ pub struct MemoryInfo {
     pub used: u64,
 }
 
+/// What a device's compiler says of a kernel; `None` where it does not tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KernelCost {
+    /// Registers per lane.
+    pub registers: Option<u64>,
+    /// Registers spilled to memory, and bytes of memory per lane for them.
+    pub spills: Option<u64>,
+    /// Subgroups that a SIMD unit holds at a time.
+    pub occupancy: Option<u64>,
+}
+
 /// Runs plans of one model.
 pub trait Device: Send {
     /// Abilities.
@@ -225,6 +236,13 @@ pub trait Device: Send {
     /// launch before to its own end, so that the sum is the time from the first launch to the end of the last.
     /// Steps of a program measure launches after this has been called once with `true`.
     fn profile(&mut self, program: ProgramId, on: bool) -> Option<Vec<Duration>>;
+
+    /// What the compiler says of some kernels, in their order, without running them; empty if it says nothing or a kernel
+    /// does not compile.
+    fn kernel_costs(&self, kernels: &[&Kernel]) -> Vec<KernelCost> {
+        let _ = kernels;
+        vec![]
+    }
 
     /// Copies KV pages within the pool, for sharing a partly filled page: `(from, to)` page numbers.
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError>;

@@ -8,6 +8,7 @@ use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::pipeline::{create, fits};
 use ash::vk;
+use zinc_ir::device::KernelCost;
 use zinc_ir::kernel::Kernel;
 
 /// The compiler's statistics of one kernel. Fields are `None` where the driver does not tell.
@@ -42,6 +43,30 @@ pub struct KernelStats {
 pub fn compile_only(index: usize, kernels: &[Kernel], assembly: bool) -> Result<Vec<KernelStats>, VulkanError> {
     let gpu = Gpu::open(index, false)?;
     kernels.iter().map(|k| one(&gpu, k, assembly)).collect()
+}
+
+/// The part of the statistics that says whether a kernel is worth running, compiled on all cores. Empty if the driver
+/// gives no statistics or refuses one of the kernels.
+pub(crate) fn costs(gpu: &Gpu, kernels: &[&Kernel]) -> Vec<KernelCost> {
+    if gpu.executable.is_none() || kernels.is_empty() {
+        return vec![];
+    }
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(kernels.len());
+    let share = |kernels: &[&Kernel]| kernels.iter().map(|k| one(gpu, k, false)).collect::<Vec<_>>();
+    let stats = std::thread::scope(|scope| {
+        let shares = kernels.chunks(kernels.len().div_ceil(threads));
+        let workers: Vec<_> = shares.map(|kernels| scope.spawn(move || share(kernels))).collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap_or_default()).collect::<Result<Vec<_>, _>>()
+    });
+    let cost = |s: KernelStats| {
+        let spills = [s.spills, s.scratch];
+        let spills = spills.iter().any(Option::is_some).then(|| spills.iter().flatten().sum());
+        KernelCost { registers: s.vgprs, spills, occupancy: s.occupancy }
+    };
+    match stats {
+        Ok(stats) if stats.len() == kernels.len() => stats.into_iter().map(cost).collect(),
+        _ => vec![],
+    }
 }
 
 fn one(gpu: &Gpu, kernel: &Kernel, assembly: bool) -> Result<KernelStats, VulkanError> {

@@ -13,14 +13,16 @@ use crate::pipeline::{Pipelines, compile_all};
 use crate::program::{Program, Shared};
 use crate::replay::{Command, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
+use crate::stats::costs;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zinc_ir::device::{
-    Caps, Device, DeviceError, MOST_IN_FLIGHT, MemoryInfo, ProgramId, Progress, Ticket, WeightSource,
+    Caps, Device, DeviceError, KernelCost, MOST_IN_FLIGHT, MemoryInfo, ProgramId, Progress, Ticket, WeightSource,
 };
 use zinc_ir::graph::Graph;
+use zinc_ir::kernel::Kernel;
 use zinc_ir::plan::{CHAIN_ROWS, KvLayout, Plan, Step, StepError, StepOutput};
 
 /// How a device is opened.
@@ -288,6 +290,10 @@ impl Device for VulkanDevice {
             program.outdate();
         }
         times
+    }
+
+    fn kernel_costs(&self, kernels: &[&Kernel]) -> Vec<KernelCost> {
+        costs(&self.gpu, kernels)
     }
 
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {

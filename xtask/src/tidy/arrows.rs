@@ -18,7 +18,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("compiler", &["ir"]),
     ("engine", &["compiler", "ir"]),
     ("predict", &["ir"]),
-    ("zinc", &["engine", "compiler", "predict", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
+    ("tuner", &["compiler", "ir"]),
+    ("zinc", &["engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
 ];
 
 /// A crate from outside and the only crates of ours that may depend on it.

@@ -10,9 +10,11 @@
 //! see [`crate::plan::Step`].
 
 mod experts;
+mod part;
 mod text;
 
 pub use experts::Routing;
+pub use part::Part;
 
 use crate::quant::QuantFormat;
 
