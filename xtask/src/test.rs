@@ -40,7 +40,7 @@ const VULKAN: &[&str] = &[
 /// Instrumented shaders compile slowly: every operation of the IR, not every model.
 const INSTRUMENTED: &[&str] = &["--package", "zinc-vulkan", "--tests"];
 /// Whole models through the binary's crate.
-const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real"];
+const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real", "--test", "tune"];
 const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
 
 #[rustfmt::skip]

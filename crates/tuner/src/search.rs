@@ -78,7 +78,7 @@ pub struct KeyReport {
     pub launches: usize,
     /// Legal cuts.
     pub legal: usize,
-    /// What came out; none if the device was lost before the duel.
+    /// What came out; none if the device was lost before anything was timed.
     pub verdict: Option<Verdict>,
 }
 
@@ -95,7 +95,7 @@ pub struct Report {
     pub dropped: u32,
     /// Cuts quarantined in this run.
     pub barred: u32,
-    /// Layers tried with, and layers of the model (what is outside of layers counts as one).
+    /// Layers tried with, and layers of the model.
     pub layers: [usize; 2],
     /// Bytes that a step read before it came back to the same weights.
     pub rotates: u64,
@@ -138,13 +138,15 @@ pub fn tune(
     let contests = trial.tunables.iter().map(|t| Contest::new(&t.cuts, record)).collect();
     let start = host.now();
     let (rounds, timed, dropped, barred, rule_costs) = (0, 0, 0, 0, vec![]);
-    let mut search = Search { trial, contests, record, host, rule_costs, start, rounds, timed, dropped, barred };
+    let (steps, duel) = (STEPS[0], Duration::ZERO);
+    let mut search =
+        Search { trial, contests, record, host, rule_costs, steps, duel, start, rounds, timed, dropped, barred };
     let ending = match search.run(settings.budget) {
         Ok(ending) => ending,
         Err(Fault::Lost(error)) => {
             let reason = format!("the device was lost while it was on trial: {error}");
             search.barred += search.record.settle(&reason) as u32;
-            search.host.save(search.record);
+            search.keep_unfought(model.name);
             Ending::Lost(error.to_string())
         }
         Err(fault) => return Err(fault.into_error()),
@@ -194,6 +196,21 @@ impl Contest {
         self.all.iter().filter(open).copied()
     }
 
+    /// Puts the verdict on record.
+    fn conclude(&mut self, wins: bool, model: &str, rotates: u64, record: &mut Record) {
+        let (rule, rule_seconds) = (self.all[0], self.rule_seconds);
+        let (cut, seconds) = match self.seconds {
+            Some(seconds) if wins => (self.best, seconds),
+            _ => (rule, rule_seconds),
+        };
+        let (tried, dropped) = (self.tried.clone(), self.dropped);
+        let verdict = Verdict { cut, seconds, rule, rule_seconds, model: model.into(), rotates, tried, dropped };
+        if [seconds, rule_seconds].iter().all(|s| s.is_finite() && *s > 0.0) {
+            record.results.insert(self.key.clone(), verdict.clone());
+            self.verdict = Some(verdict);
+        }
+    }
+
     /// The untried cut most like the best so far; among equals the one most like the rule's.
     fn next(&self, record: &Record) -> Option<Cut> {
         self.left(record).min_by_key(|cut| cut.distance(self.best))
@@ -210,6 +227,10 @@ struct Search<'a, 'h> {
     host: &'h mut dyn Host,
     /// What the compiler says of the rules' kernels; empty if it says nothing.
     rule_costs: Vec<KernelCost>,
+    /// Steps that a cut is timed in.
+    steps: u32,
+    /// What the duel at the end will take.
+    duel: Duration,
     start: Duration,
     rounds: u32,
     timed: u32,
@@ -217,11 +238,11 @@ struct Search<'a, 'h> {
     barred: u32,
 }
 
-/// Steps that a cut is timed in.
-const STEPS: u32 = 12;
-/// A duel has this many turns of so many steps for each side.
+/// A cut is timed in about this long, in at least and at most so many steps.
+const TIMING: Duration = Duration::from_millis(60);
+const STEPS: [u32; 2] = [5, 40];
+/// Turns of a duel for each side, of half as many steps.
 const TURNS: usize = 5;
-const TURN_STEPS: u32 = 6;
 /// A gain below this part is no gain.
 const LEAST_GAIN: f64 = 0.02;
 /// Tries to replace cuts that the compiler's statistics speak against, per round.
@@ -244,7 +265,7 @@ impl Search<'_, '_> {
             if self.host.stop() {
                 return Ok(Ending::Stopped);
             }
-            if spent + each > budget {
+            if spent + each + self.duel > budget {
                 return Ok(Ending::Budget);
             }
             if self.contests.iter().all(|c| c.next(self.record).is_none()) {
@@ -261,6 +282,12 @@ impl Search<'_, '_> {
 
     /// Times the rules, and the best cuts of an earlier search.
     fn time_starts(&mut self) -> Result<(), Fault> {
+        let before = self.host.now();
+        self.time(&Tuned::new())?;
+        let each = (self.host.now().saturating_sub(before) / (self.steps + 1)).max(Duration::from_micros(1));
+        self.steps = u32::try_from(TIMING.as_micros() / each.as_micros()).unwrap_or(u32::MAX).clamp(STEPS[0], STEPS[1]);
+        self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1));
+        // Once more: a device may have been asleep.
         let times = self.time(&Tuned::new())?;
         for (contest, time) in self.contests.iter_mut().zip(times) {
             contest.rule_seconds = time;
@@ -395,7 +422,7 @@ impl Search<'_, '_> {
     fn time(&mut self, tuned: &Tuned) -> Result<Vec<f64>, Fault> {
         let program = self.trial.program(tuned)?;
         self.trial.warm(&program)?;
-        Ok(self.trial.times(&program, STEPS)?.iter_mut().map(|samples| median(samples)).collect())
+        Ok(self.trial.times(&program, self.steps)?.iter_mut().map(|samples| median(samples)).collect())
     }
 
     /// The best cuts against the rules, in turns, so that a clock that changes is no advantage for either.
@@ -408,7 +435,7 @@ impl Search<'_, '_> {
         for _ in 0..TURNS {
             for (program, medians) in programs.iter().zip(&mut medians) {
                 self.trial.warm(program)?;
-                let mut samples = self.trial.times(program, TURN_STEPS)?;
+                let mut samples = self.trial.times(program, self.steps.div_ceil(2))?;
                 medians.iter_mut().zip(&mut samples).for_each(|(list, samples)| list.push(median(samples)));
             }
         }
@@ -418,17 +445,21 @@ impl Search<'_, '_> {
             let noise = spread(&rule).max(spread(&best));
             let (rule_seconds, seconds) = (median(&mut rule), median(&mut best));
             let wins = seconds < rule_seconds * (1.0 - LEAST_GAIN.max(noise));
-            let rule = contest.all[0];
-            let (cut, seconds) = if wins { (contest.best, seconds) } else { (rule, rule_seconds) };
-            let (tried, dropped) = (contest.tried.clone(), contest.dropped);
-            let verdict = Verdict { cut, seconds, rule, rule_seconds, model: model.into(), rotates, tried, dropped };
-            if [seconds, rule_seconds].iter().all(|s| s.is_finite() && *s > 0.0) {
-                self.record.results.insert(contest.key.clone(), verdict.clone());
-                contest.verdict = Some(verdict);
-            }
+            (contest.seconds, contest.rule_seconds) = (Some(seconds), rule_seconds);
+            contest.conclude(wins, model, rotates, self.record);
         }
         self.host.save(self.record);
         Ok(())
+    }
+
+    /// Without a device there is no duel: what was found counts if it is clear.
+    fn keep_unfought(&mut self, model: &str) {
+        let rotates = self.trial.bytes();
+        for contest in &mut self.contests {
+            let wins = contest.seconds.is_some_and(|s| s < contest.rule_seconds * (1.0 - 2.0 * LEAST_GAIN));
+            contest.conclude(wins, model, rotates, self.record);
+        }
+        self.host.save(self.record);
     }
 
     fn report(self, ending: Ending) -> Report {

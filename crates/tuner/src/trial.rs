@@ -167,7 +167,9 @@ impl<'a> Trial<'a> {
         let kv = layout(&part.graph, settings.kv);
         let weights = PartWeights { source: model.weights, ids: &part.weights };
         device.load(&part.graph, &kv, &weights, progress)?;
-        let count = |graph: &Graph| graph.nodes().iter().map(|n| n.layer).collect::<BTreeSet<_>>().len();
+        let numbered =
+            |graph: &Graph| graph.nodes().iter().map(|n| n.layer).filter(|l| *l != u32::MAX).collect::<BTreeSet<_>>();
+        let count = |graph: &Graph| numbered(graph).len();
         let mut trial = Trial {
             device,
             graph: part.graph.clone(),

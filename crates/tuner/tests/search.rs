@@ -273,6 +273,7 @@ fn a_lost_device_is_not_tried_again() {
     let guilty: Vec<_> = record.quarantine.iter().filter(|q| q.key.starts_with("matvec_residual ")).collect();
     assert!(guilty.len() == 1 && guilty[0].cut.subgroups * SUBGROUP == 32, "{guilty:?}");
     assert!(guilty[0].reason.contains("lost") && record.on_trial.is_empty());
+    assert_eq!(record.results.len(), KEYS.len(), "what was found before is kept");
     assert_eq!(out.desk.saved.last(), Some(&record));
     let again = search(FINE, &mut record.clone(), LONG, u32::MAX);
     for k in &again.report.keys {
@@ -309,11 +310,11 @@ fn the_compilers_statistics_drop_cuts_before_they_run() {
 
 #[test]
 fn the_budget_is_kept() {
-    let budget = Duration::from_millis(200);
+    let budget = Duration::from_millis(1000);
     let out = search(FINE, &mut empty(), budget, u32::MAX);
     assert_eq!(out.report.ending, Ending::Budget);
-    // A round takes some 15 ms by this clock, the duel 80.
-    assert!(out.report.rounds > 5 && out.report.spent < budget + Duration::from_millis(120), "{:?}", out.report.spent);
+    // By this clock a step takes 1 ms and a round 43.
+    assert!(out.report.rounds > 5 && out.report.spent < budget + Duration::from_millis(50), "{:?}", out.report.spent);
     let nothing = search(FINE, &mut empty(), Duration::ZERO, u32::MAX);
     assert_eq!(nothing.report.rounds, 0);
 }
@@ -355,9 +356,7 @@ impl Planted {
             let tile = [self.guilty.subgroups * SUBGROUP, 256 / self.guilty.tile()];
             let this = [kernels[kernel.0 as usize].workgroup_size, launch.grid[0]];
             if launch.template == "matvec_glu" && this == tile {
-                let is_weight = |arg: &&mut LaunchArg| {
-                    matches!(arg, LaunchArg::Address { buffer: Buffer::Weight(w), .. } if w.0 == 2 || w.0 == 3)
-                };
+                let is_weight = |arg: &&mut LaunchArg| matches!(arg, LaunchArg::Address { buffer: Buffer::Weight(w), .. } if w.0 == 2 || w.0 == 3);
                 let pair: Vec<&mut LaunchArg> = launch.args.iter_mut().filter(is_weight).collect();
                 let [gate, up] = <[_; 2]>::try_from(pair).expect("gate and up");
                 std::mem::swap(gate, up);
@@ -412,8 +411,7 @@ fn a_planted_error_is_found_in_the_interpreter() {
     let clock: Arc<AtomicU64> = Arc::default();
     let caps = gpu_caps(SUBGROUP);
     let guilty = Cut { subgroups: 16, rows: 1, turns: 2, units: 2, ahead: false };
-    let mut device =
-        Planted { inner: InterpretedDevice::new(caps.clone(), 3), plans: vec![], guilty, planted: 0 };
+    let mut device = Planted { inner: InterpretedDevice::new(caps.clone(), 3), plans: vec![], guilty, planted: 0 };
     // Kernels by rule are the reference here.
     let mut trusted = InterpretedDevice::new(caps, 4);
     let mut record = empty();

@@ -42,31 +42,30 @@ pub struct KernelStats {
 /// running anything: also on drivers that have no hardware. `assembly` asks for machine code too.
 pub fn compile_only(index: usize, kernels: &[Kernel], assembly: bool) -> Result<Vec<KernelStats>, VulkanError> {
     let gpu = Gpu::open(index, false)?;
-    kernels.iter().map(|k| one(&gpu, k, assembly)).collect()
+    all(&gpu, &kernels.iter().collect::<Vec<_>>(), assembly)
 }
 
-/// The part of the statistics that says whether a kernel is worth running, compiled on all cores. Empty if the driver
-/// gives no statistics or refuses one of the kernels.
+/// The part of the statistics that says whether a kernel is worth running. Empty if the driver gives no statistics or
+/// refuses one of the kernels.
 pub(crate) fn costs(gpu: &Gpu, kernels: &[&Kernel]) -> Vec<KernelCost> {
-    if gpu.executable.is_none() || kernels.is_empty() {
-        return vec![];
-    }
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(kernels.len());
-    let share = |kernels: &[&Kernel]| kernels.iter().map(|k| one(gpu, k, false)).collect::<Vec<_>>();
-    let stats = std::thread::scope(|scope| {
-        let shares = kernels.chunks(kernels.len().div_ceil(threads));
-        let workers: Vec<_> = shares.map(|kernels| scope.spawn(move || share(kernels))).collect();
-        workers.into_iter().flat_map(|w| w.join().unwrap_or_default()).collect::<Result<Vec<_>, _>>()
-    });
     let cost = |s: KernelStats| {
         let spills = [s.spills, s.scratch];
         let spills = spills.iter().any(Option::is_some).then(|| spills.iter().flatten().sum());
         KernelCost { registers: s.vgprs, spills, occupancy: s.occupancy }
     };
-    match stats {
-        Ok(stats) if stats.len() == kernels.len() => stats.into_iter().map(cost).collect(),
-        _ => vec![],
-    }
+    all(gpu, kernels, false).map(|stats| stats.into_iter().map(cost).collect()).unwrap_or_default()
+}
+
+/// Statistics of kernels in their order, compiled on all cores; the first error of a kernel wins.
+fn all(gpu: &Gpu, kernels: &[&Kernel], assembly: bool) -> Result<Vec<KernelStats>, VulkanError> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let share = |kernels: &[&Kernel]| kernels.iter().map(|k| one(gpu, k, assembly)).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        let shares = kernels.chunks(kernels.len().div_ceil(threads).max(1));
+        let workers: Vec<_> = shares.map(|kernels| scope.spawn(move || share(kernels))).collect();
+        let done = workers.into_iter().map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        done.flatten().collect()
+    })
 }
 
 fn one(gpu: &Gpu, kernel: &Kernel, assembly: bool) -> Result<KernelStats, VulkanError> {

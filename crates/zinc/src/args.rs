@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Explain(commands::explain::Arguments),
     /// Predict speed and memory on a card that need not be here
     Predict(commands::predict::Arguments),
+    /// Find the fastest kernels of a model for this GPU
+    Tune(commands::tune::Arguments),
     /// Measure speed
     Bench(commands::bench::Arguments),
     /// Obtain the default model
@@ -150,7 +152,10 @@ pub(crate) struct ComputeArgs {
     /// How far inputs of matrix products may be rounded. Default: q8 on the CPU, f16 on Vulkan
     #[arg(long, value_name = "PRECISION")]
     pub(crate) act: Option<Act>,
-    /// Neither read nor write compiled kernels on disk
+    /// Cut the kernels' work as the rules say, not as `zinc tune` found best
+    #[arg(long)]
+    pub(crate) no_tuned: bool,
+    /// Neither read nor write compiled kernels on disk, nor what was tuned
     #[arg(long)]
     pub(crate) no_cache: bool,
     /// Say more on stderr

@@ -7,10 +7,14 @@
 use crate::args::ComputeArgs;
 use crate::folders;
 use crate::measured::{self, Freshness};
+use crate::tuned;
 use anyhow::{Context, Result, bail};
 use std::str::FromStr;
+use std::sync::Arc;
+use zinc_compiler::Tuned;
 use zinc_ir::device::Device;
 use zinc_ir::measured::Measured;
+use zinc_tuner::Record;
 use zinc_vulkan::{DeviceReport, DeviceType};
 
 /// What `--device` asks for.
@@ -46,6 +50,15 @@ pub(crate) struct Opened {
     pub(crate) is_cpu: bool,
     /// Why this one, in words.
     pub(crate) why: String,
+    /// What was tuned on it, unless that is not wanted.
+    pub(crate) record: Option<Record>,
+}
+
+impl Opened {
+    /// The cuts to use.
+    pub(crate) fn tuned(&self) -> Arc<Tuned> {
+        Arc::new(self.record.as_ref().map(Record::tuned).unwrap_or_default())
+    }
 }
 
 /// Number of the Vulkan device that the arguments ask for; the best one for `auto`, running or not.
@@ -159,14 +172,21 @@ fn best(devices: &[DeviceReport]) -> Result<usize> {
 
 fn cpu(compute: &ComputeArgs, why: String) -> Result<Opened> {
     let device = zinc_cpu::CpuDevice::new(compute.threads).context("cannot start the CPU device")?;
-    Ok(Opened { device: Box::new(device), is_cpu: true, why })
+    Ok(Opened { device: Box::new(device), is_cpu: true, why, record: None })
 }
 
 fn vulkan(compute: &ComputeArgs, index: usize, why: String) -> Result<Opened> {
     let cache = if compute.no_cache { None } else { Some(folders::cache()?) };
     let options = zinc_vulkan::Options { cache, ..Default::default() };
     let device = zinc_vulkan::VulkanDevice::open(index, &options)?;
-    Ok(Opened { device: Box::new(device), is_cpu: false, why })
+    let record = match compute.no_cache || compute.no_tuned {
+        true => None,
+        false => {
+            let identity = device.report().identity();
+            tuned::load(&tuned::path(&identity)?, &identity)
+        }
+    };
+    Ok(Opened { device: Box::new(device), is_cpu: false, why, record })
 }
 
 #[cfg(test)]

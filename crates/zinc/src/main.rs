@@ -14,6 +14,7 @@ mod failure;
 mod folders;
 mod generate;
 mod interrupt;
+mod kept;
 mod measured;
 mod output;
 mod profiles;
@@ -22,6 +23,7 @@ mod prompt;
 mod roofline;
 mod session;
 mod source;
+mod tuned;
 
 use clap::Parser;
 use std::process::ExitCode;

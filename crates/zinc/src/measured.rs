@@ -6,14 +6,12 @@
 //! ```
 
 use crate::folders;
+use crate::kept::{self, Found};
 use crate::output::say;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use zinc_ir::measured::Measured;
 use zinc_vulkan::{DeviceReport, Options, VulkanDevice};
-
-/// No file of ours is near this size.
-const LARGEST: u64 = 1 << 20;
 
 /// Whether stored figures do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,36 +65,23 @@ fn stored_or(
     let measured = measure()?;
     // Not being able to keep the figures costs a second at the next start: no error.
     if let Some(path) = &path {
-        store(path, &measured).ok();
+        kept::write(path, &measured).ok();
     }
     Ok(measured)
 }
 
 /// What a file holds, if it is whole, of this version, and of this device.
 fn load(path: &Path, identity: &str) -> Option<Measured> {
-    if std::fs::metadata(path).ok()?.len() > LARGEST {
-        return None;
+    match kept::read::<Measured>(path) {
+        Found::Whole(measured) if measured.is_sound() && measured.identity == identity => Some(measured),
+        _ => None,
     }
-    let measured: Measured = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    (measured.is_sound() && measured.identity == identity).then_some(measured)
-}
-
-/// Writes the file whole or not at all.
-fn store(path: &Path, measured: &Measured) -> Result<()> {
-    let folder = path.parent().context("a file lies in a folder")?;
-    std::fs::create_dir_all(folder)?;
-    let aside = folder.join(format!(".{}.part", std::process::id()));
-    let text = serde_json::to_string_pretty(measured)?;
-    let written = std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path));
-    if written.is_err() {
-        std::fs::remove_file(&aside).ok();
-    }
-    Ok(written?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kept::{LARGEST, write as store};
     use zinc_ir::measured::{FORMAT, LaunchCost, ReadRate};
 
     fn figures(rate: f64) -> Measured {

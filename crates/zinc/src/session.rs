@@ -111,7 +111,7 @@ impl Session {
         if context > trained {
             say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
-        let choices = Choices { act, ..Choices::default() };
+        let choices = Choices { act, tuned: opened.tuned(), ..Choices::default() };
         let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
         let mut meter = Meter::new();
         let mut progress = |p| {

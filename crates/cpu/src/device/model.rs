@@ -49,7 +49,8 @@ impl Model {
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, DeviceError> {
-        let total: u64 = graph.weights().iter().map(Weight::bytes).sum();
+        let read = |i: usize| graph.nodes().iter().any(|n| n.op.weight() == Some(WeightId(i as u32)));
+        let total: u64 = graph.weights().iter().enumerate().filter(|(i, _)| read(*i)).map(|(_, w)| w.bytes()).sum();
         check_memory(total + layout.bytes)?;
         let (mut done, mut bytes) = (0, layout.bytes);
         let mut weights = Vec::new();

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! spec ─► graph ─► plan (launches, what was fused, bytes, FLOPs) ─► kernel (text) ─► spirv ─► machine (statistics)
+//!                   └─ --why: how each kernel's work is cut, and the reason
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
@@ -16,11 +17,12 @@ use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
-use zinc_compiler::Choices;
 use zinc_compiler::kernels::TEMPLATES;
+use zinc_compiler::{Choices, Cuts};
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::Kernel;
 use zinc_ir::plan::{Bucket, Entry, KvLayout, Launch, PAGE_TOKENS, Plan, Tail};
+use zinc_tuner::Record;
 
 #[derive(Clone, Copy, ValueEnum, Debug, PartialEq, Eq)]
 enum Stage {
@@ -55,6 +57,9 @@ pub(crate) struct Arguments {
     /// Show logits being given back, not just the best token
     #[arg(long)]
     logits: bool,
+    /// Show how each kernel's work is cut, and why so: by rule, or as `zinc tune` found
+    #[arg(long, conflicts_with = "stage")]
+    why: bool,
     /// Only kernels whose template or name contains this
     #[arg(long, value_name = "TEXT")]
     kernel: Option<String>,
@@ -72,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let source = Source::open(&arguments.model, None)?;
     let text = match arguments.stage {
+        _ if arguments.why => why_text(arguments, &source)?,
         Stage::Spec => source.model.spec.to_string(),
         Stage::Graph => source.model.graph.to_string(),
         Stage::Plan if arguments.full => compile(arguments, &source)?.to_string(),
@@ -86,32 +92,102 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     print_line(text.trim_end())
 }
 
-/// Abilities of the device that was asked for.
-fn caps(arguments: &Arguments) -> Result<Caps> {
+/// What is compiled for: abilities, and what was tuned.
+struct Target {
+    caps: Caps,
+    record: Option<Record>,
+}
+
+/// The device that was asked for.
+fn target(arguments: &Arguments) -> Result<Target> {
     match &arguments.device_profile {
         Some(name) => {
             let known = || PROFILES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
             let profile = profiles::find(name)
                 .ok_or_else(|| usage(format!("there is no device profile {name}; there are: {}", known())))?;
-            Ok((profile.caps)())
+            Ok(Target { caps: (profile.caps)(), record: None })
         }
         None => {
             let opened = device::open(&arguments.compute)?;
             say!("device: {} ({})", opened.device.description(), opened.why);
-            Ok(opened.device.caps().clone())
+            Ok(Target { caps: opened.device.caps().clone(), record: opened.record })
         }
     }
 }
 
-fn compile(arguments: &Arguments, source: &Source) -> Result<Plan> {
-    let caps = caps(arguments)?;
+/// What the compiler is given besides the graph.
+struct Asked {
+    kv: Arc<KvLayout>,
+    bucket: Bucket,
+    choices: Choices,
+}
+
+fn asked(arguments: &Arguments, source: &Source, target: &Target) -> Result<Asked> {
     let context = arguments.compute.context(source.model.spec.context, None);
     let context = context.max(arguments.rows).next_multiple_of(PAGE_TOKENS);
     let kv = Arc::new(KvLayout::new(&source.model.graph, arguments.compute.kv()?, context / PAGE_TOKENS));
     let tail = if arguments.logits { Tail::Logits } else { Tail::Greedy };
     let bucket = Bucket { tokens: arguments.rows, outputs: 1, context, sequences: 1, tail };
-    let choices = Choices { act: arguments.compute.act(caps.native), ..Choices::default() };
-    Ok(zinc_compiler::compile(&source.model.graph, &kv, bucket, &caps, &choices)?)
+    let tuned = Arc::new(target.record.as_ref().map(Record::tuned).unwrap_or_default());
+    let choices = Choices { act: arguments.compute.act(target.caps.native), tuned, ..Choices::default() };
+    Ok(Asked { kv, bucket, choices })
+}
+
+fn compile(arguments: &Arguments, source: &Source) -> Result<Plan> {
+    let target = target(arguments)?;
+    let Asked { kv, bucket, choices } = asked(arguments, source, &target)?;
+    Ok(zinc_compiler::compile(&source.model.graph, &kv, bucket, &target.caps, &choices)?)
+}
+
+/// How the work of each kernel with a choice is cut, and why.
+fn why_text(arguments: &Arguments, source: &Source) -> Result<String> {
+    let target = target(arguments)?;
+    if target.caps.native {
+        bail!("this device runs the plan natively: there is nothing to choose; name a GPU with --device-profile");
+    }
+    let Asked { kv, bucket, choices } = asked(arguments, source, &target)?;
+    let tunables = zinc_compiler::tunables(&source.model.graph, &kv, bucket, &target.caps, &choices)?;
+    let mut out = String::new();
+    for t in tunables {
+        let (cuts, record) = (&t.cuts, target.record.as_ref());
+        if arguments.kernel.as_ref().is_some_and(|text| !cuts.key.contains(text.as_str())) {
+            continue;
+        }
+        let launches = if t.uses.len() == 1 { "1 launch".into() } else { format!("{} launches", t.uses.len()) };
+        writeln!(out, "{}, {launches}\n    {}: {}", cuts.key, cuts.used, reason(cuts, record))?;
+        for q in record.into_iter().flat_map(|r| &r.quarantine).filter(|q| q.key == cuts.key) {
+            writeln!(out, "    {} is quarantined with this driver: {}", q.cut, q.reason)?;
+        }
+    }
+    writeln!(
+        out,
+        "\nA cut is: subgroups x rows at a time x turns, units of 32 weights loaded together, loads ahead or not."
+    )?;
+    Ok(out)
+}
+
+/// Why the cut in use is in use.
+fn reason(cuts: &Cuts, record: Option<&Record>) -> String {
+    let legal = cuts.all.len();
+    let Some(verdict) = record.and_then(|r| r.results.get(&cuts.key)) else {
+        return format!("as the rule says; not tuned ({legal} cuts to choose from, see `zinc tune`)");
+    };
+    let micros = |seconds: f64| format!("{:.2} µs", seconds * 1e6);
+    let tried = format!("{} of {legal} cuts tried with {}", verdict.tried.len(), verdict.model);
+    if cuts.used == verdict.cut && cuts.used != cuts.all[0] {
+        let (gain, now, before) = (100.0 * verdict.gain(), micros(verdict.seconds), micros(verdict.rule_seconds));
+        return format!(
+            "tuned: {gain:.1} % faster than by rule ({now}, {before} with {}); {tried}; verified against the CPU",
+            verdict.rule
+        );
+    }
+    if verdict.cut != verdict.rule {
+        return format!(
+            "as the rule says, although {} was found faster: it is quarantined or not legal here",
+            verdict.cut
+        );
+    }
+    format!("as the rule says; none was found that is faster ({}); {tried}", micros(verdict.rule_seconds))
 }
 
 /// The operations a launch computes and the formats of the weights it reads.

@@ -14,6 +14,7 @@ pub(crate) mod pull;
 pub(crate) mod run;
 pub(crate) mod template;
 pub(crate) mod tokenize;
+pub(crate) mod tune;
 
 use crate::args::{Cli, Command};
 use anyhow::Result;
@@ -32,6 +33,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Pull(arguments) => pull::run(&arguments),
     }
