@@ -6,7 +6,7 @@ use rspirv::binary::Assemble;
 use rspirv::dr::{self, Operand};
 use rspirv::spirv::{self, Word};
 use std::collections::HashMap;
-use zinc_ir::kernel::{Block, Builtin, Kernel, MatrixType, MatrixUse, Op, Scalar, Type, Value};
+use zinc_ir::kernel::{Builtin, Kernel, MatrixType, MatrixUse, Op, Scalar, Type, Value};
 
 /// Things that are declared once per module and looked up by what they are.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -23,7 +23,9 @@ pub(crate) struct Emitter<'k> {
     pub(crate) kernel: &'k Kernel,
     pub(crate) needs: Requirements,
     modes: FloatModes,
-    push: PushLayout,
+    pub(crate) push: PushLayout,
+    /// Address of the arguments, where they lie in memory.
+    pub(crate) table: Option<Word>,
     pub(crate) b: dr::Builder,
     keys: HashMap<Key, Word>,
     ids: Vec<Option<Word>>,
@@ -40,19 +42,16 @@ pub(crate) struct Emitter<'k> {
 }
 
 impl<'k> Emitter<'k> {
-    pub(crate) fn new(kernel: &'k Kernel, modes: FloatModes) -> Result<Self, EmitError> {
-        let push = push_layout(kernel);
-        if push.bytes > 256 {
-            return Err(EmitError::TooManyArgs { kernel: kernel.name.clone(), bytes: push.bytes });
-        }
+    pub(crate) fn new(kernel: &'k Kernel, modes: FloatModes) -> Self {
         let mut b = dr::Builder::new();
         b.set_version(1, 6);
         let glsl = b.ext_inst_import("GLSL.std.450");
-        Ok(Emitter {
+        Emitter {
             kernel,
             needs: requirements(kernel),
             modes,
-            push,
+            push: push_layout(kernel),
+            table: None,
             b,
             keys: HashMap::new(),
             ids: vec![None; kernel.ops.len()],
@@ -62,7 +61,7 @@ impl<'k> Emitter<'k> {
             label: 0,
             global_barriers: crate::barrier::global_barriers(kernel),
             orders_global: crate::barrier::orders_global(kernel),
-        })
+        }
     }
 
     pub(crate) fn run(mut self) -> Result<Vec<u32>, EmitError> {
@@ -83,7 +82,10 @@ impl<'k> Emitter<'k> {
         self.open(entry);
         self.leaves()?;
         let kernel = self.kernel;
-        self.block(&kernel.body)?;
+        for v in &kernel.body {
+            self.fetch_args(*v)?;
+            self.block(std::slice::from_ref(v))?;
+        }
         self.inst(spirv::Op::Return, None, None, vec![]);
         let end = dr::Instruction::new(spirv::Op::FunctionEnd, None, None, vec![]);
         self.b.module_mut().functions[0].end = Some(end);
@@ -159,7 +161,7 @@ impl<'k> Emitter<'k> {
 
     // ---- types and constants --------------------------------------------------------------------------------
 
-    fn global(&mut self, op: spirv::Op, ty: Option<Word>, id: Word, operands: Vec<Operand>) {
+    pub(crate) fn global(&mut self, op: spirv::Op, ty: Option<Word>, id: Word, operands: Vec<Operand>) {
         let inst = dr::Instruction::new(op, ty, Some(id), operands);
         self.b.module_mut().types_global_values.push(inst);
     }
@@ -377,6 +379,8 @@ impl<'k> Emitter<'k> {
             let id = match op {
                 Op::Const(bits) if ty.lanes() == 1 => self.constant(ty, *bits),
                 Op::Const(_) => return Err(self.bad_type(v, op, ty)),
+                // Those in memory are fetched where they are needed: there may be hundreds.
+                Op::Arg(_) if self.table.is_some() => continue,
                 Op::Arg(n) => self.load_arg(v, *n, ty, block)?,
                 Op::Builtin(b) => self.builtin(v, *b)?,
                 _ => continue,
@@ -384,39 +388,6 @@ impl<'k> Emitter<'k> {
             self.define(v, id);
         }
         Ok(())
-    }
-
-    fn push_block(&mut self) -> Option<Word> {
-        if self.push.bytes == 0 {
-            return None;
-        }
-        let mut members: Vec<(u32, Word)> = vec![];
-        for (i, arg) in self.kernel.args.iter().enumerate() {
-            let word = arg.kind == zinc_ir::kernel::ArgKind::Word;
-            let ty = self.ty(if word { Type::U32 } else { Type::U64 });
-            members.push((self.push.offsets[i], ty));
-        }
-        let block = self.b.id();
-        let operands = members.iter().map(|(_, ty)| Operand::IdRef(*ty)).collect();
-        self.global(spirv::Op::TypeStruct, None, block, operands);
-        self.b.decorate(block, spirv::Decoration::Block, []);
-        for (i, (offset, _)) in members.iter().enumerate() {
-            let offset = Operand::LiteralBit32(*offset);
-            self.b.member_decorate(block, i as u32, spirv::Decoration::Offset, [offset]);
-        }
-        Some(self.variable(spirv::StorageClass::PushConstant, block))
-    }
-
-    fn load_arg(&mut self, v: Value, n: u32, ty: Type, block: Option<Word>) -> Result<Word, EmitError> {
-        let block = block.ok_or_else(|| self.out_of_range(v, "argument", n))?;
-        if n as usize >= self.kernel.args.len() {
-            return Err(self.out_of_range(v, "argument", n));
-        }
-        let ty = self.ty(ty);
-        let pointer = self.pointer(spirv::StorageClass::PushConstant, ty);
-        let member = self.u32(n);
-        let at = self.value(spirv::Op::AccessChain, pointer, &[block, member]);
-        Ok(self.value(spirv::Op::Load, ty, &[at]))
     }
 
     fn builtin(&mut self, v: Value, which: Builtin) -> Result<Word, EmitError> {
@@ -475,7 +446,7 @@ impl<'k> Emitter<'k> {
 
     // ---- the walk -------------------------------------------------------------------------------------------
 
-    pub(crate) fn block(&mut self, block: &'k Block) -> Result<(), EmitError> {
+    pub(crate) fn block(&mut self, block: &'k [Value]) -> Result<(), EmitError> {
         for v in block {
             let kernel = self.kernel;
             let op = kernel.ops.get(v.0 as usize);

@@ -13,6 +13,7 @@
 //! * A barrier orders global memory only where the kernel has global accesses to order around it.
 //! * Control flow is structured with phis; there are no function-local variables and no calls.
 
+mod arguments;
 mod arith;
 mod barrier;
 mod control;
@@ -22,7 +23,7 @@ mod memory;
 mod require;
 
 pub use disassemble::{DisassembleError, disassemble};
-pub use require::{MatrixShape, PushLayout, Requirements, push_layout, requirements};
+pub use require::{MatrixShape, PUSH_BYTES, PushLayout, Requirements, push_layout, requirements};
 
 use zinc_ir::kernel::{Kernel, Type, Value};
 
@@ -35,7 +36,7 @@ pub struct FloatModes {
     pub preserve_f32: bool,
 }
 
-/// Why a kernel has no SPIR-V form. All but `TooManyArgs` are bugs of whoever built the kernel.
+/// Why a kernel has no SPIR-V form: bugs of whoever built the kernel.
 #[derive(thiserror::Error, Debug, Clone, PartialEq)]
 pub enum EmitError {
     /// A value is used where it is not defined.
@@ -70,17 +71,9 @@ pub enum EmitError {
         /// The index.
         index: u32,
     },
-    /// The push constants of one launch do not fit the 256 bytes that GPUs have.
-    #[error("kernel {kernel}: {bytes} bytes of launch arguments; at most 256 fit, pass the rest in a buffer")]
-    TooManyArgs {
-        /// Kernel name.
-        kernel: String,
-        /// Bytes needed.
-        bytes: u32,
-    },
 }
 
 /// The SPIR-V words of `kernel`; the entry point is `main`.
 pub fn emit(kernel: &Kernel, modes: FloatModes) -> Result<Vec<u32>, EmitError> {
-    emitter::Emitter::new(kernel, modes)?.run()
+    emitter::Emitter::new(kernel, modes).run()
 }

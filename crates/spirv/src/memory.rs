@@ -101,6 +101,17 @@ impl Emitter<'_> {
         Ok(self.value(spirv::Op::InBoundsAccessChain, pointer, &[block, zero]))
     }
 
+    /// One `ty` that nothing writes, at an address that is aligned to its size.
+    pub(crate) fn load_at(&mut self, address: Word, ty: Type) -> Word {
+        let block = self.global_pointer(ty, true);
+        let block = self.value(spirv::Op::ConvertUToPtr, block, &[address]);
+        let (element, zero) = (self.ty(ty), self.u32(0));
+        let pointer = self.pointer(spirv::StorageClass::PhysicalStorageBuffer, element);
+        let at = self.value(spirv::Op::InBoundsAccessChain, pointer, &[block, zero]);
+        let access = self.global_access(ty.bytes(), true);
+        self.value_with(spirv::Op::Load, element, [vec![Operand::IdRef(at)], access].concat())
+    }
+
     /// Memory operands of a global access. Only accesses that something in this kernel orders are non-private.
     fn global_access(&self, align: u32, read_only: bool) -> Vec<Operand> {
         let mut mask = spirv::MemoryAccess::ALIGNED;

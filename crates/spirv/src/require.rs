@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 use zinc_ir::kernel::{ArgKind, Kernel, MatrixUse, Op, Scalar, Type};
 
-/// Where launch arguments lie in the push constants: U64 addresses first, 8-byte aligned, then U32 words.
+/// Bytes of push constants that every Vulkan device has.
+pub const PUSH_BYTES: u32 = 128;
+
+/// Where launch arguments lie: U64 addresses first, 8-byte aligned, then U32 words. Up to [`PUSH_BYTES`] of them are
+/// the push constants. More lie in memory, and the push constants are their address.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PushLayout {
     /// Byte offset of each argument, in the order of [`Kernel::args`].
@@ -12,7 +16,18 @@ pub struct PushLayout {
     pub bytes: u32,
 }
 
-/// The push-constant layout of `kernel`.
+impl PushLayout {
+    /// Do the arguments lie in memory (8-byte aligned)?
+    pub fn in_memory(&self) -> bool {
+        self.bytes > PUSH_BYTES
+    }
+    /// Bytes of push constants.
+    pub fn push_bytes(&self) -> u32 {
+        if self.in_memory() { 8 } else { self.bytes }
+    }
+}
+
+/// The layout of the arguments of `kernel`.
 pub fn push_layout(kernel: &Kernel) -> PushLayout {
     let mut layout = PushLayout { offsets: vec![0; kernel.args.len()], bytes: 0 };
     for word in [false, true] {
@@ -71,7 +86,7 @@ pub fn requirements(kernel: &Kernel) -> Requirements {
         workgroup_size: kernel.workgroup_size,
         subgroup_size: kernel.subgroup_size,
         shared_bytes: kernel.shared_bytes(),
-        push_bytes: push_layout(kernel).bytes,
+        push_bytes: push_layout(kernel).push_bytes(),
         ..Requirements::default()
     };
     for ty in kernel.types.iter().copied().chain(kernel.shared.iter().map(|s| s.ty)) {

@@ -42,7 +42,12 @@ impl VulkanDevice {
             staging.push(stage);
             on_device.push(Buffer::new(&gpu, bytes.len() as u64, Place::Device, "kernel memory")?);
         }
-        let push = push_bytes(kernel, &pipeline, args, &on_device)?;
+        let mut push = push_bytes(kernel, &pipeline, args, &on_device)?;
+        let mut table = Buffer::new(&gpu, push.len() as u64, Place::Parameters, "launch arguments")?;
+        if pipeline.push.in_memory() {
+            table.host_mut()[..push.len()].copy_from_slice(&push);
+            push = table.address.to_le_bytes().to_vec();
+        }
         let copies = |to_device: bool| {
             staging.iter().zip(&on_device).map(move |(s, d)| {
                 let (from, to) = if to_device { (s, d) } else { (d, s) };
@@ -67,6 +72,7 @@ impl VulkanDevice {
     }
 }
 
+/// The arguments in the layout of the kernel: push constants, or what they are the address of.
 pub(crate) fn push_bytes(
     kernel: &Kernel,
     pipeline: &Pipeline,

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A slot is one step's inputs, read-back memory and recording (addresses are part of the recording): with two of them
-//! the host writes one step's inputs while the device still reads the other's.
+//! the host writes one step's inputs while the device still reads the other's. Launches with more arguments than push
+//! constants hold find them in memory of the slot, too.
 
 use crate::device::Gpu;
 use crate::error::VulkanError;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zinc_ir::device::MOST_IN_FLIGHT;
 use zinc_ir::plan::{Buffer as PlanBuffer, Entry, Launch, LaunchArg, Plan, Step, StepError, StepOutput};
+use zinc_spirv::PushLayout;
 
 /// Outputs up to this size are written straight into host memory; larger ones into device memory first.
 const DIRECT_OUTPUT: u64 = 4096;
@@ -42,6 +44,8 @@ pub(crate) struct Program {
 pub(crate) struct Slot {
     inputs: Buffer,
     read_back: Buffer,
+    /// Arguments of launches that have too many for push constants.
+    tables: Option<Buffer>,
     pub(crate) recording: Recording,
     /// The recording is out of date (scratch moved, or timing was switched).
     stale: bool,
@@ -50,10 +54,16 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(gpu: &Arc<Gpu>, plan: &Plan) -> Result<Slot, VulkanError> {
+    fn new(gpu: &Arc<Gpu>, plan: &Plan, pipelines: &[Arc<Pipeline>]) -> Result<Slot, VulkanError> {
+        let table = |launch: &Launch| launch.kernel.map_or(0, |k| table_bytes(&pipelines[k.0 as usize].push));
+        let tables = match plan.launches().map(table).sum() {
+            0 => None,
+            bytes => Some(Buffer::new(gpu, bytes, Place::Parameters, "launch arguments")?),
+        };
         Ok(Slot {
             inputs: Buffer::new(gpu, plan.inputs.bytes, Place::Parameters, "step inputs")?,
             read_back: Buffer::new(gpu, plan.output_bytes, Place::ReadBack, "step outputs")?,
+            tables,
             recording: Recording::new(gpu)?,
             stale: true,
             open: false,
@@ -87,15 +97,8 @@ impl Program {
         };
         // Nothing can be chained to logits, which are large.
         let slots = if plan.bucket.outputs == 0 || plan.bucket.tail.chains() { MOST_IN_FLIGHT } else { 1 };
-        Ok(Program {
-            plan: plan.clone(),
-            pipelines,
-            output,
-            slots: (0..slots).map(|_| Slot::new(gpu, plan)).collect::<Result<_, _>>()?,
-            timed: false,
-            ran: None,
-            expected: Duration::ZERO,
-        })
+        let slots = (0..slots).map(|_| Slot::new(gpu, plan, &pipelines)).collect::<Result<_, _>>()?;
+        Ok(Program { plan: plan.clone(), pipelines, output, slots, timed: false, ran: None, expected: Duration::ZERO })
     }
 
     /// A slot without a step in flight.
@@ -111,10 +114,10 @@ impl Program {
     /// Records the plan for a slot with today's addresses, unless that has been done.
     pub(crate) fn record(&mut self, slot: usize, shared: &Shared<'_>) -> Result<(), VulkanError> {
         let Program { plan, pipelines, output, slots, timed, .. } = self;
-        let Slot { inputs, read_back, recording, stale, .. } = &mut slots[slot];
+        let Slot { inputs, read_back, tables, recording, stale, .. } = &mut slots[slot];
         if *stale {
             let places = Places { plan, pipelines, inputs, output: output.as_ref(), read_back, shared };
-            recording.record(&places.commands()?, *timed)?;
+            recording.record(&places.commands(tables.as_mut())?, *timed)?;
             *stale = false;
         }
         Ok(())
@@ -139,7 +142,9 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn commands(&self) -> Result<Vec<Command<'a>>, VulkanError> {
+    /// The commands; `tables` is memory for [`table_bytes`] of each launch.
+    fn commands(&self, mut tables: Option<&mut Buffer>) -> Result<Vec<Command<'a>>, VulkanError> {
+        let mut used = 0;
         // What earlier submissions wrote (KV, scratch, the chain) must be seen, and not be overtaken.
         let mut commands = vec![Command::FullBarrier];
         for entry in &self.plan.entries {
@@ -148,7 +153,13 @@ impl<'a> Places<'a> {
                 Entry::Launch(launch) => {
                     let Some(kernel) = launch.kernel else { continue };
                     let pipeline = &self.pipelines[kernel.0 as usize];
-                    commands.push(Command::Launch { pipeline, push: self.push(launch, pipeline)?, grid: launch.grid });
+                    let mut push = self.arguments(launch, pipeline)?;
+                    if let (true, Some(tables)) = (pipeline.push.in_memory(), &mut tables) {
+                        tables.host_mut()[used..used + push.len()].copy_from_slice(&push);
+                        push = (tables.address + used as u64).to_le_bytes().to_vec();
+                        used += table_bytes(&pipeline.push) as usize;
+                    }
+                    commands.push(Command::Launch { pipeline, push, grid: launch.grid });
                 }
             }
         }
@@ -161,8 +172,8 @@ impl<'a> Places<'a> {
         Ok(commands)
     }
 
-    /// Push constants of a launch.
-    fn push(&self, launch: &Launch, pipeline: &Pipeline) -> Result<Vec<u8>, VulkanError> {
+    /// The arguments of a launch, in the layout of its kernel.
+    fn arguments(&self, launch: &Launch, pipeline: &Pipeline) -> Result<Vec<u8>, VulkanError> {
         let wrong = |reason: String| VulkanError::Arguments { kernel: launch.template.to_string(), reason };
         if launch.args.len() != pipeline.push.offsets.len() {
             let (given, declared) = (launch.args.len(), pipeline.push.offsets.len());
@@ -194,6 +205,11 @@ impl<'a> Places<'a> {
             PlanBuffer::Chain => Some(self.shared.chain.address + offset),
         }
     }
+}
+
+/// Bytes of memory for the arguments of a kernel, where they do not fit push constants.
+fn table_bytes(layout: &PushLayout) -> u64 {
+    if layout.in_memory() { layout.bytes.next_multiple_of(16) as u64 } else { 0 }
 }
 
 fn put(push: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {

@@ -108,6 +108,7 @@ fn kernels_of_real_shapes_become_spirv() {
                     let choices = Choices { act, fuse, ..Choices::default() };
                     let plan = compile(&model.graph, &kv, bucket, &gpu_caps(subgroup), &choices).expect("compiles");
                     for kernel in &plan.kernels {
+                        assert!(!zinc_spirv::push_layout(kernel).in_memory(), "{}: too many arguments", kernel.name);
                         let name = format!("{:032x}.spv", kernel.fingerprint());
                         if written.insert(name.clone()) {
                             let words = zinc_spirv::emit(kernel, zinc_spirv::FloatModes::default()).expect("emits");

@@ -22,6 +22,7 @@ pub(super) fn samples(subgroup: u32) -> Vec<Sample> {
         tickets(subgroup),
         atomic_histogram(subgroup),
         tiles_and_words(subgroup),
+        many_arguments(subgroup),
     ]);
     samples
 }
@@ -182,6 +183,37 @@ fn atomic_histogram(subgroup: u32) -> Sample {
         words: vec![],
         grid: [tiles, 1, 1],
     }
+}
+
+/// More arguments than push constants hold, used at the top, in a loop, in a condition, and as what both give.
+fn many_arguments(subgroup: u32) -> Sample {
+    let (count, tiles) = (18, 2);
+    let b = Builder::new("many_arguments", subgroup, subgroup);
+    let inputs: Vec<_> = (0..count).map(|i| b.arg(&format!("x{i}"), ArgKind::Read)).collect();
+    let y = b.arg("y", ArgKind::Write);
+    let words: Vec<_> = (0..3).map(|i| b.arg(&format!("w{i}"), ArgKind::Word)).collect();
+    let place = (b.tile(0) * subgroup + b.lane()) * 4u32;
+    let load = |i: usize| b.load(Type::U32, inputs[i], place, 4);
+    let looped = b.for_(b.u32(0), words[0], 1, &[words[1]], |turn, sum| {
+        let all = (0..9).map(load).reduce(|a, x| a + x).expect("some");
+        vec![sum[0] + all * (turn + 1u32)]
+    });
+    let chosen = b.if_else(b.lane().lt(2u32), || vec![words[2], inputs[16]], || vec![load(9), inputs[17]]);
+    let rest = (10..16).map(load).reduce(|a, x| a ^ x).expect("some");
+    b.store(y, place, looped[0] + chosen[0] * 7u32 + b.load(Type::U32, chosen[1], place, 4) + rest, 4);
+    let n = subgroup * tiles;
+    let x = |i: u32, at: u32| noise(i * n + at) % 1000;
+    let words = vec![3, 11, 13];
+    let expected = (0..n).map(|at| {
+        let all: u32 = (0..9).map(|i| x(i, at)).sum();
+        let chosen = if at % subgroup < 2 { words[2] * 7 + x(16, at) } else { x(9, at) * 7 + x(17, at) };
+        words[1] + all * 6 + chosen + (10..16).fold(0, |a, i| a ^ x(i, at))
+    });
+    let expected: Vec<u32> = expected.collect();
+    let of = |i: u32| input(&format!("x{i}"), u32_bytes(&(0..n).map(|at| x(i, at)).collect::<Vec<_>>()));
+    let mut buffers: Vec<Buffer> = (0..count).map(of).collect();
+    buffers.push(output("y", u32_bytes(&expected), Compare::Exact));
+    Sample { kernel: b.finish(), buffers, words, grid: [tiles, 1, 1] }
 }
 
 /// All builtins and word arguments, over a grid with three axes.
