@@ -328,7 +328,9 @@ fn malformed_kernels_are_typed_errors() {
 fn arguments_beyond_push_constants_lie_in_memory() {
     for (count, in_memory, push_bytes) in [(16, false, 128), (17, true, 8)] {
         let b = Builder::new("many", 32, 32);
-        (0..count).for_each(|i| drop(b.arg(&format!("a{i}"), ArgKind::Read)));
+        for i in 0..count {
+            b.arg(&format!("a{i}"), ArgKind::Read);
+        }
         let kernel = b.finish();
         let layout = push_layout(&kernel);
         assert_eq!((layout.bytes, layout.in_memory(), layout.push_bytes()), (8 * count, in_memory, push_bytes));
