@@ -8,8 +8,8 @@
 //!
 //! The bodies are those of the plan's kernels, operation by operation. What changes: addresses are computed from one
 //! argument per buffer (per area of the KV pool); loads lose their `read_only` promise where this launch now writes the bytes; shared arrays of
-//! one type lie in one place; a workgroup takes several tiles of a kernel with smaller ones, if their lanes have nothing
-//! to do with each other. See `docs/internals/persistent.md`.
+//! one type lie in one place; a workgroup takes several tiles of a kernel with smaller ones, if they come to their barriers
+//! together. See `docs/internals/persistent.md`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,9 +28,10 @@ pub enum PersistentError {
     /// A launch without kernel: the plan was made for a device that runs regions natively.
     #[error("{0} has no kernel: make the plan for a device that runs kernels")]
     NoKernel(&'static str),
-    /// A kernel whose lanes work together has smaller workgroups than another.
+    /// A kernel has smaller workgroups than another, and several of them cannot share a workgroup: their barriers depend
+    /// on the tile, or one is no divisor of the other.
     #[error(
-        "{wide} has workgroups of {wide_lanes} lanes, {narrow} of {narrow_lanes} with memory or barriers of its own: compile \
+        "{wide} has workgroups of {wide_lanes} lanes, {narrow} of {narrow_lanes} that cannot run side by side: compile \
          the plan with cuts that make them equal (`Choices::tuned`), or for a device with a smaller `max_workgroup`"
     )]
     DifferentWorkgroups {
@@ -120,7 +121,7 @@ fn phases(plan: &Plan, range: Range<usize>) -> Result<Vec<Phase<'_>>, Persistent
     let Some(wide) = phases.iter().map(|p| p.kernel).max_by_key(|k| k.workgroup_size) else {
         return Err(PersistentError::NoLaunches(range, plan.entries.len()));
     };
-    match phases.iter().find(|p| !fits(p.kernel, wide)) {
+    match phases.iter().find(|p| !fits(p, wide)) {
         None => Ok(phases),
         Some(p) => Err(PersistentError::DifferentWorkgroups {
             wide: wide.name.clone(),
@@ -131,12 +132,24 @@ fn phases(plan: &Plan, range: Range<usize>) -> Result<Vec<Phase<'_>>, Persistent
     }
 }
 
-/// Can a workgroup of the size of `wide`'s run tiles of `kernel`, one or several side by side?
-fn fits(kernel: &Kernel, wide: &Kernel) -> bool {
-    let side_by_side = kernel.shared.is_empty() && !kernel.ops.iter().any(|op| matches!(op, Op::Barrier));
-    let divides = wide.workgroup_size.is_multiple_of(kernel.workgroup_size);
-    let same = wide.workgroup_size == kernel.workgroup_size;
-    kernel.subgroup_size == wide.subgroup_size && (same || (divides && side_by_side))
+/// Can a workgroup of the size of `wide`'s run tiles of the phase, one or several side by side? Side by side, they must
+/// come to their barriers together: the verifier knows.
+fn fits(phase: &Phase<'_>, wide: &Kernel) -> bool {
+    let kernel = phase.kernel;
+    let alone = |op: &Op| matches!(op, Op::AtomicAdd { .. } | Op::MatrixStore { .. } | Op::GridBarrier { .. });
+    if kernel.subgroup_size != wide.subgroup_size || !wide.workgroup_size.is_multiple_of(kernel.workgroup_size) {
+        return false;
+    }
+    if kernel.workgroup_size == wide.workgroup_size {
+        return true;
+    }
+    let b = Builder::new("trial", wide.workgroup_size, wide.subgroup_size);
+    let args = kernel.args.iter().map(|a| b.arg(&a.name, a.kind)).collect();
+    let shared = overlay(&b, std::slice::from_ref(phase), wide.workgroup_size).remove(0);
+    !kernel.ops.iter().any(alone) && {
+        walk(&b, kernel, args, phase.launch.grid, &shared, wide.workgroup_size);
+        verify(&b.finish()).is_ok()
+    }
 }
 
 /// A buffer, and of the KV pool the number of the area: a device may keep areas of different layers apart.
@@ -206,32 +219,47 @@ fn fuse(plan: &Plan, phases: &[Phase<'_>], bases: &BTreeMap<Area, Base>, counter
         }
         LaunchArg::Word(word) => b.u32(*word),
     };
-    let shared = overlay(&b, phases);
+    let shared = overlay(&b, phases, lanes);
     let counter = value(&LaunchArg::Address { buffer: counter.buffer, offset: counter.offset });
     for (phase, shared) in phases.iter().zip(shared) {
         if phase.barrier {
             b.grid_barrier(counter, b.u32(0));
         }
         let kernel = keep_promises(phase, phases);
-        walk(&b, &kernel, phase.launch.args.iter().map(value).collect(), phase.launch.grid, shared, lanes);
+        walk(&b, &kernel, phase.launch.args.iter().map(value).collect(), phase.launch.grid, &shared, lanes);
     }
     b.finish()
 }
 
 /// A loop over the tiles of a kernel by workgroups of `lanes` lanes, each of which takes as many at once as fit.
-fn walk<'b>(b: &'b Builder, kernel: &Kernel, args: Vec<Val<'b>>, grid: [u32; 3], shared: Vec<u32>, lanes: u32) {
-    let at_once = lanes / kernel.workgroup_size;
-    let subgroups = kernel.workgroup_size / kernel.subgroup_size;
-    let (mut first, mut local_id, mut subgroup_id) = (b.tile(0), b.local_id(), b.subgroup_id());
-    if at_once > 1 {
-        first = first * at_once + subgroup_id / subgroups;
-        (local_id, subgroup_id) = (local_id % kernel.workgroup_size, subgroup_id % subgroups);
-    }
-    let step = b.grid_size(0) * at_once;
+fn walk<'b>(b: &'b Builder, kernel: &Kernel, args: Vec<Val<'b>>, grid: [u32; 3], shared: &[u32], lanes: u32) {
+    let tiles: u32 = grid.iter().product();
+    let (at_once, subgroups) = (lanes / kernel.workgroup_size, kernel.workgroup_size / kernel.subgroup_size);
     let grid_here = grid.map(|n| b.u32(n));
-    b.for_with(first, b.u32(grid.iter().product()), step, &[], false, |i, _| {
-        let tile = tile(b, i, grid);
-        b.splice(kernel, &Leaves { args, tile, grid: grid_here, local_id, subgroup_id, shared });
+    b.for_with(b.tile(0) * at_once, b.u32(tiles), b.grid_size(0) * at_once, &[], false, |first, _| {
+        let mut leaves = Leaves {
+            args,
+            tile: tile(b, first, grid),
+            grid: grid_here,
+            local_id: b.local_id(),
+            subgroup_id: b.subgroup_id(),
+            shared: shared.iter().map(|array| (*array, b.u32(0))).collect(),
+            only: None,
+        };
+        if at_once > 1 {
+            let slot = b.subgroup_id() / subgroups;
+            let mut i = first + slot;
+            if !tiles.is_multiple_of(at_once) {
+                // Who has no tile left repeats the last, for the sake of its barriers.
+                leaves.only = Some(i.lt(tiles));
+                i = i.min(b.u32(tiles - 1));
+            }
+            leaves.tile = tile(b, i, grid);
+            leaves.local_id = b.local_id() % kernel.workgroup_size;
+            leaves.subgroup_id = b.subgroup_id() % subgroups;
+            leaves.shared = shared.iter().zip(&kernel.shared).map(|(at, array)| (*at, slot * array.len)).collect();
+        }
+        b.splice(kernel, &leaves);
         // The next tile, or the next phase, may write what this one still reads.
         if !kernel.shared.is_empty() {
             b.barrier();
@@ -256,8 +284,9 @@ fn tile<'b>(b: &'b Builder, i: Val<'b>, grid: [u32; 3]) -> [Val<'b>; 3] {
     [i % grid[0], i / grid[0] % grid[1], i / (grid[0] * grid[1])]
 }
 
-/// Shared arrays for all phases, which use them one after the other: the n-th array of a type is the same for all.
-fn overlay(b: &Builder, phases: &[Phase<'_>]) -> Vec<Vec<u32>> {
+/// Shared arrays for all phases, which use them one after the other: the n-th array of a type is the same for all, as
+/// long as the most tiles that a workgroup of `lanes` lanes runs at once need.
+fn overlay(b: &Builder, phases: &[Phase<'_>], lanes: u32) -> Vec<Vec<u32>> {
     // Type, which one of the type, elements.
     let mut arrays: Vec<(Type, usize, u32)> = vec![];
     let mut places: Vec<Vec<usize>> = vec![];
@@ -270,7 +299,7 @@ fn overlay(b: &Builder, phases: &[Phase<'_>]) -> Vec<Vec<u32>> {
             if at == arrays.len() {
                 arrays.push((array.ty, nth, 0));
             }
-            arrays[at].2 = arrays[at].2.max(array.len);
+            arrays[at].2 = arrays[at].2.max(array.len * (lanes / phase.kernel.workgroup_size));
             of_phase.push(at);
         }
         places.push(of_phase);
@@ -337,4 +366,50 @@ fn tidy(plan: &mut Plan) {
         *id = KernelId(new);
     }
     plan.kernels = kernels;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
+
+    /// Each tile of 8 lanes reverses its words through workgroup memory.
+    fn reverse() -> Kernel {
+        let b = Builder::new("reverse", 8, 4);
+        let (x, y) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write));
+        let words = b.shared("words", Type::U32, 8);
+        let at = b.tile(0) * 8u32 + b.tile(1) * 16u32;
+        b.shared_store(words, b.local_id(), b.load(Type::U32, x, (at + b.local_id()) * 4u32, 4));
+        b.barrier();
+        let mirrored = b.shared_load(words, b.u32(7) - b.local_id());
+        b.store(y, (at + b.subgroup_id() * 4u32 + b.lane()) * 4u32, mirrored, 4);
+        b.finish()
+    }
+
+    fn outcome(kernel: &Kernel, grid: [u32; 3], tiles: u32) -> Vec<u8> {
+        let mut memory = Memory::new();
+        let x = memory.bind("x", (0..tiles * 8).flat_map(u32::to_le_bytes).collect(), Access::Read);
+        let y = memory.bind_uninitialised("y", tiles as usize * 32);
+        run(kernel, &[x, y], grid, &mut memory, &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+        memory.bytes(y).expect("bound").to_vec()
+    }
+
+    /// Side by side in wider workgroups, also where the last round has too few tiles.
+    #[test]
+    fn small_workgroups_run_side_by_side() {
+        let kernel = reverse();
+        for grid in [[1, 1, 1], [2, 1, 1], [2, 3, 1]] {
+            let tiles = grid.iter().product();
+            let expected = outcome(&kernel, grid, tiles);
+            for (lanes, workgroups) in [(8, 1), (8, 3), (16, 1), (16, 2), (32, 1), (32, 5), (64, 2)] {
+                let b = Builder::new("wide", lanes, 4);
+                let args = kernel.args.iter().map(|a| b.arg(&a.name, a.kind)).collect();
+                let words = b.shared("words", Type::U32, lanes);
+                walk(&b, &kernel, args, grid, &[words], lanes);
+                let wide = b.finish();
+                assert_eq!(verify(&wide), Ok(()));
+                assert_eq!(outcome(&wide, [workgroups, 1, 1], tiles), expected, "{grid:?}, {lanes} × {workgroups}");
+            }
+        }
+    }
 }

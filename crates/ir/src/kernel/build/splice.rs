@@ -21,8 +21,10 @@ pub struct Leaves<'b> {
     pub local_id: Val<'b>,
     /// Subgroup within its workgroup.
     pub subgroup_id: Val<'b>,
-    /// For each of its shared arrays one of this kernel, of the same type and at least as long.
-    pub shared: Vec<u32>,
+    /// For each of its shared arrays one of this kernel, of the same type, and the element (U32) where it begins there.
+    pub shared: Vec<(u32, Val<'b>)>,
+    /// Which lanes may store to global memory (a Bool), if not all: the others compute for nothing.
+    pub only: Option<Val<'b>>,
 }
 
 impl Builder {
@@ -30,15 +32,18 @@ impl Builder {
     /// barrier between if it has shared arrays.
     ///
     /// # Panics
-    /// As all of the builder, when the leaves do not fit the kernel.
+    /// As all of the builder, when the leaves do not fit the kernel, and when not all lanes of a kernel with atomics,
+    /// stores of matrices or grid barriers may write.
     pub fn splice<'b>(&'b self, kernel: &Kernel, leaves: &Leaves<'b>) {
         {
             let own = &self.state.borrow().kernel;
             assert!(own.subgroup_size == kernel.subgroup_size, "{}: subgroups of another size", kernel.name);
-            let fits = |(array, here): (&Shared, &u32)| {
+            let fits = |(array, (here, _)): (&Shared, &(u32, Val<'_>))| {
                 let here = &own.shared[*here as usize];
                 here.ty == array.ty && here.len >= array.len
             };
+            let total = |op: &Op| matches!(op, Op::AtomicAdd { .. } | Op::MatrixStore { .. } | Op::GridBarrier { .. });
+            assert!(leaves.only.is_none() || !kernel.ops.iter().any(total), "{}: all lanes or none", kernel.name);
             assert!(kernel.shared.len() == leaves.shared.len(), "{}: shared arrays", kernel.name);
             assert!(kernel.shared.iter().zip(&leaves.shared).all(fits), "{}: a shared array does not fit", kernel.name);
         }
@@ -94,10 +99,12 @@ impl Copy<'_, '_> {
     }
 
     fn block(&mut self, block: &Block) -> Block {
-        block.iter().map(|v| self.operation(*v)).collect()
+        let mut copied = vec![];
+        block.iter().for_each(|v| self.operation(*v, &mut copied));
+        copied
     }
 
-    fn operation(&mut self, v: Value) -> Value {
+    fn operation(&mut self, v: Value, copied: &mut Block) {
         let mut op = self.kernel.op(v).clone();
         for operand in op.operands_mut() {
             *operand = self.get(*operand);
@@ -117,14 +124,29 @@ impl Copy<'_, '_> {
                 *body_yield = self.all(body_yield);
                 *results = self.params(results);
             }
-            Op::SharedLoad { array, .. }
-            | Op::SharedStore { array, .. }
-            | Op::MatrixLoad { memory: MatrixMemory::Shared { array, .. }, .. }
-            | Op::MatrixStore { memory: MatrixMemory::Shared { array, .. }, .. } => {
-                *array = self.leaves.shared[*array as usize];
+            Op::SharedLoad { array, index }
+            | Op::SharedStore { array, index, .. }
+            | Op::MatrixLoad { memory: MatrixMemory::Shared { array, index }, .. }
+            | Op::MatrixStore { memory: MatrixMemory::Shared { array, index }, .. } => {
+                let (here, first) = self.leaves.shared[*array as usize];
+                *array = here;
+                if self.to.const_bits(first.v) != Some(0) {
+                    *index = self.to.define(Op::Binary(BinOp::Add, *index, first.v), Type::U32);
+                    copied.push(*index);
+                }
             }
             _ => {}
         }
-        self.define(v, op)
+        let masked = self.leaves.only.filter(|_| matches!(op, Op::Store { .. }));
+        let new = self.define(v, op);
+        copied.push(match masked {
+            None => new,
+            Some(cond) => self.to.define(only_if(cond.v, new), Type::Void),
+        });
     }
+}
+
+fn only_if(cond: Value, statement: Value) -> Op {
+    let [then_yield, otherwise, else_yield, results] = [const { vec![] }; 4];
+    Op::If { cond, then: vec![statement], then_yield, otherwise, else_yield, results }
 }
