@@ -115,6 +115,17 @@ pub struct Program {
     pub plan: Arc<Plan>,
 }
 
+/// A step that the device has run.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// What ran.
+    pub program: Program,
+    /// Position of the first of its token rows, in the sequence it belongs to.
+    pub position: u32,
+    /// Its token rows.
+    pub rows: u32,
+}
+
 /// Runs sequences of one model on one device.
 pub struct Engine {
     device: Box<dyn Device>,
@@ -131,8 +142,8 @@ pub struct Engine {
     /// Batches that the device has, oldest first.
     flight: VecDeque<InFlight>,
     depth: usize,
-    /// Program of the step that was waited for last.
-    ran: Option<Program>,
+    /// The step that was waited for last.
+    ran: Option<Ran>,
     /// Memory of earlier batches.
     spare: Vec<Batch>,
     output: StepOutput,
@@ -260,6 +271,7 @@ impl Engine {
             limit,
             limit_reason,
             next_logits: request.logits_from.map(|p| p as usize),
+            split: request.split.map(|p| p as usize),
         });
         Ok(id)
     }
@@ -327,7 +339,9 @@ impl Engine {
                 self.abandon(oldest.batch);
                 return Err(error.into());
             }
-            self.ran = Some(oldest.program);
+            let step = &oldest.batch.step;
+            let (position, rows) = (step.positions.first().copied().unwrap_or(0), step.tokens.len() as u32);
+            self.ran = Some(Ran { program: oldest.program, position, rows });
             // Nobody waits for a batch whose sequences have all ended before.
             let wanted = self.scheduler.has_part_of(&oldest.batch);
             self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);
@@ -411,8 +425,8 @@ impl Engine {
         self.programs.len()
     }
 
-    /// The program of the step that the last [`Engine::step`] ended with: the device may be at work on others.
-    pub fn ran(&self) -> Option<&Program> {
+    /// The step that the last [`Engine::step`] ended with: the device may be at work on others.
+    pub fn ran(&self) -> Option<&Ran> {
         self.ran.as_ref()
     }
 

@@ -66,10 +66,11 @@ impl PrefixCache {
     }
 
     /// Gives a sequence without pages those of its longest known prefix. At least one token stays to be run, and every
-    /// token whose logits are wanted.
+    /// token whose logits are wanted, or that is behind its split.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         self.uses += 1;
-        let most = sequence.tokens.len().saturating_sub(1).min(sequence.next_logits.unwrap_or(usize::MAX));
+        let most = [Some(sequence.tokens.len().saturating_sub(1)), sequence.next_logits, sequence.split];
+        let most = most.into_iter().flatten().min().unwrap_or(0);
         let mut before = 0;
         for tokens in sequence.tokens[..most].chunks_exact(PAGE) {
             let this = key(before, tokens);

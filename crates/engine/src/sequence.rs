@@ -31,6 +31,9 @@ pub struct Request {
     pub end_tokens: Arc<[u32]>,
     /// Give the logits after every token from this position on.
     pub logits_from: Option<u32>,
+    /// Run the tokens before this position in steps of their own, so that the rest can be timed alone; and take K and V
+    /// of no token behind it from an earlier sequence.
+    pub split: Option<u32>,
 }
 
 /// What a step did for a sequence.
@@ -100,6 +103,8 @@ pub(crate) struct Sequence {
     pub(crate) limit_reason: Finish,
     /// Next position whose logits are to be given out.
     pub(crate) next_logits: Option<usize>,
+    /// No step has tokens from both sides of this position.
+    pub(crate) split: Option<usize>,
 }
 
 impl Sequence {
@@ -138,6 +143,8 @@ impl Sequence {
     /// The most pending rows, up to `rows`, that need at most `outputs` output rows.
     pub(crate) fn rows_within(&self, rows: usize, outputs: usize) -> usize {
         let mut left = outputs;
+        let before_split = self.split.and_then(|split| split.checked_sub(self.cached)).filter(|n| *n > 0);
+        let rows = rows.min(before_split.unwrap_or(rows));
         let positions = self.cached..self.cached + rows.min(self.pending());
         positions
             .take_while(|p| {

@@ -243,7 +243,8 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
     let top_k = prop_oneof![Just(0), 1u32..90];
     let request =
         (prompt, prop::option::weighted(0.8, 0u32..60), any::<bool>(), 0u64..5, any::<bool>(), 0u32..200, top_k);
-    let request = request.prop_map(|(prompt, predict, greedy, seed, ends, from, top_k)| Request {
+    let request = (request, prop::option::weighted(0.3, 0u32..160));
+    let request = request.prop_map(|((prompt, predict, greedy, seed, ends, from, top_k), split)| Request {
         prompt,
         predict,
         sampling: Sampling {
@@ -258,6 +259,7 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
         },
         end_tokens: if ends { Arc::from([3, 4]) } else { Arc::from([]) },
         logits_from: (from < 50).then_some(from),
+        split,
     });
     prop::collection::vec((request, 0u8..6, prop::bool::weighted(0.1)), 1..9)
 }
@@ -340,6 +342,24 @@ fn a_second_prompt_with_the_same_beginning_runs_only_its_end() {
     let first: Vec<u32> = (0..100).map(|i| i % VOCABULARY).collect();
     assert_eq!(rows_of(first.clone()), 128);
     assert_eq!(rows_of(first), 4, "96 of 100 tokens are in full pages");
+}
+
+#[test]
+fn no_step_has_tokens_from_both_sides_of_a_split() {
+    let mut engine = engine(Options { context: 512, rows: 64, ..Options::default() });
+    let mut steps_of = |prompt: Vec<u32>| {
+        engine.submit(Request { prompt, predict: Some(3), split: Some(100), ..Request::default() }).unwrap();
+        let mut steps = vec![];
+        while !engine.is_idle() {
+            engine.step(&mut |_| ()).unwrap();
+            steps.extend(engine.ran().map(|ran| (ran.position, ran.rows)));
+        }
+        steps
+    };
+    let prompt: Vec<u32> = (0..140).map(|i| i % VOCABULARY).collect();
+    assert_eq!(steps_of(prompt.clone()), [(0, 64), (64, 36), (100, 40), (140, 1), (141, 1)]);
+    let again = [(96, 4), (100, 40), (140, 1), (141, 1)];
+    assert_eq!(steps_of(prompt), again, "nothing behind the split is shared");
 }
 
 #[test]

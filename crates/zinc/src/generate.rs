@@ -188,7 +188,7 @@ pub(crate) fn generate(
     };
     let mut timing = Timing { prompt_tokens: prompt.len(), ..Timing::default() };
     let sampling = settings.sampling.clone();
-    let request = Request { prompt, predict: settings.predict, sampling, end_tokens, logits_from: None };
+    let request = Request { prompt, predict: settings.predict, sampling, end_tokens, ..Request::default() };
     let matcher = StopMatcher::new(settings.stops.clone())?;
     let id = session.engine.submit(request)?;
     let mut reader = Reader {

@@ -210,7 +210,32 @@ fn bench_measures_a_file_and_a_shape() {
     let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&shape))).expect("JSON");
     assert_eq!(value["tests"][0]["test"], "pp16");
     assert!(value["tests"][0]["tokens_per_second"].as_f64().expect("a number") > 0.0);
+    let runs: Vec<f64> = serde_json::from_value(value["tests"][0]["runs"].clone()).expect("numbers");
+    assert_eq!(value["tests"][0]["median"], runs[0]);
+    assert_eq!(value["tests"][0]["mean"], runs[0]);
     fails(&zinc(&["bench", "--shape", "nothing"]), 2, &["no shape is named", "llama3.1-8b"]);
+}
+
+#[test]
+fn bench_measures_after_a_context() {
+    let m = model("llama");
+    let line = ["bench", &m, "-p", "16", "-n", "4", "-r", "2", "--device", "cpu", "--roofline", "--profile"];
+    let table = stdout(&zinc(&[&line[..], &["-d", "0,100"]].concat()));
+    for words in ["| pp16 |", "| tg4 |", "| pp16 @ d100 |", "| tg4 @ d100 launch |", "tg4 @ d100 against"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&zinc(&[&line[..], &["-d", "100", "--json"]].concat()))).expect("JSON");
+    let launches = |test: usize| {
+        let of = |row: &serde_json::Value| row["count"].as_u64().expect("a count");
+        value["tests"][test]["launches"].as_array().expect("launches").iter().map(of).sum::<u64>()
+    };
+    assert_eq!(
+        (value["tests"][1]["test"].as_str(), value["tests"][1]["depth"].as_u64()),
+        (Some("tg4 @ d100"), Some(100))
+    );
+    assert_eq!(launches(1) % 4, 0, "four steps are counted, and none of those before them: {value}");
+    fails(&zinc(&[&line[..], &["-d", "100", "-c", "50"]].concat()), 1, &["context has 50", "-c"]);
 }
 
 #[test]
@@ -230,7 +255,9 @@ fn bench_compares_with_measured_limits() {
     let number = |v: &serde_json::Value| v.as_f64().expect("a number");
     let parts: f64 = roofline["parts"].as_object().expect("parts").values().map(number).sum();
     assert!((parts / number(&roofline["sum_seconds"]) - 1.0).abs() < 1e-6, "{roofline}");
-    assert!(roofline["sentence"].as_str().is_some_and(|s| s.contains('%')), "{roofline}");
+    // So small a model may come out of caches.
+    let says = |s: &str| s.contains('%') || s.contains("out of caches");
+    assert!(roofline["sentence"].as_str().is_some_and(says), "{roofline}");
     fails(&zinc(&["bench", &m, "--svg", &file]), 2, &["--roofline"]);
 }
 

@@ -1,8 +1,11 @@
 //! `zinc bench`: tokens per second, as llama-bench measures them.
 //!
 //! ```text
-//! pp N: one prompt of N tokens      tg N: N steps of one token      each: warm-up, then R runs ─► mean ± deviation
+//! pp N: one prompt of N tokens      tg N: N steps of one token      each: warm-up, then R runs ─► median ± deviation
+//!    … @ d D: after D tokens of context, which are run in steps of their own and not timed
 //! ```
+//!
+//! The D tokens are the same in all runs, so that K and V of them are computed once and then shared.
 //!
 //! Host time is what the thread that drives the device spends per token on choosing, building, submitting and reading
 //! steps: all but waiting.
@@ -21,7 +24,7 @@ use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zinc_engine::{Program, Random, Request};
+use zinc_engine::{Program, Ran as Step, Random, Request};
 use zinc_ir::device::ProgramId;
 
 /// Measures prompt and generation speed of a model, or of a shape with made-up weights (--shape).
@@ -35,6 +38,10 @@ pub(crate) struct Arguments {
     /// Tokens of the generation test; 0: leave it out
     #[arg(short = 'n', long = "n-gen", default_value_t = 128, value_name = "N")]
     generate: u32,
+    /// Tokens of context that each test starts with; they are not timed. Several depths: -d 0,4096
+    #[arg(short = 'd', long = "n-depth", default_value = "0", value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=1 << 24))]
+    depths: Vec<u32>,
     /// Runs of each test
     #[arg(short = 'r', long = "repetitions", default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -61,8 +68,47 @@ pub(crate) struct Arguments {
 struct Test {
     name: &'static str,
     tokens: u32,
+    /// Tokens of context before the first that is timed.
+    depth: u32,
+    /// Tokens of the prompt after them.
     prompt: u32,
     predict: u32,
+}
+
+impl Test {
+    /// The tests that the arguments ask for.
+    fn all(arguments: &Arguments) -> Vec<Test> {
+        let (p, n) = (arguments.prompt, arguments.generate);
+        let of = |depth| {
+            let prompt = Test { name: "pp", tokens: p, depth, prompt: p, predict: 1 };
+            [prompt, Test { name: "tg", tokens: n, depth, prompt: 1, predict: n }]
+        };
+        arguments.depths.iter().flat_map(|depth| of(*depth)).filter(|test| test.tokens > 0).collect()
+    }
+
+    /// Name, size and depth, as llama-bench writes them: `tg128 @ d8192`.
+    fn title(&self) -> String {
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        format!("{}{}{depth}", self.name, self.tokens)
+    }
+
+    /// Tokens of context that it needs.
+    fn context(&self) -> u32 {
+        self.depth.saturating_add(self.tokens)
+    }
+
+    /// Its first part, the same in all runs, and `rest`.
+    fn request(&self, vocabulary: u32, rest: impl FnMut() -> u32) -> Request {
+        let mut random = Random::new(0);
+        let depth = (0..self.depth).map(|_| token(&mut random, vocabulary));
+        let prompt = depth.chain(std::iter::repeat_with(rest).take(self.prompt as usize)).collect();
+        Request { prompt, predict: Some(self.predict), split: Some(self.depth), ..Request::default() }
+    }
+}
+
+/// A token drawn from all of the vocabulary.
+fn token(random: &mut Random, vocabulary: u32) -> u32 {
+    (random.unit() * vocabulary as f64) as u32
 }
 
 /// Time and traffic of one kind of launch.
@@ -90,19 +136,7 @@ impl Measured {
     }
 
     fn median(&self) -> f64 {
-        let mut rates = self.rates.clone();
-        rates.sort_by(f64::total_cmp);
-        let middle = |i: usize| rates.get(i).copied().unwrap_or(0.0);
-        (middle(rates.len() / 2) + middle(rates.len().saturating_sub(1) / 2)) / 2.0
-    }
-
-    /// Test and size, e.g. `tg128`.
-    fn name(&self) -> String {
-        format!("{}{}", self.test.name, self.test.tokens)
-    }
-
-    fn host(&self) -> Option<f64> {
-        (!self.host.is_empty()).then(|| self.host.iter().sum::<f64>() / self.host.len() as f64)
+        median(&self.rates).unwrap_or(0.0)
     }
 
     /// Sample standard deviation, 0 of a single run.
@@ -111,6 +145,13 @@ impl Measured {
         let squares: f64 = self.rates.iter().map(|r| (r - mean) * (r - mean)).sum();
         (squares / (self.rates.len().max(2) - 1) as f64).sqrt()
     }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.get(values.len().saturating_sub(1) / 2)?, values.get(values.len() / 2)?);
+    Some((low + high) / 2.0)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -123,14 +164,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         true => Some(Limits::new(device::limits(&arguments.compute)?)),
         false => None,
     };
-    let context = arguments.prompt.max(arguments.generate).max(1);
-    let mut session =
-        Session::open(&arguments.model, &arguments.compute, Needs { context: Some(context) }, &interrupt)?;
-    let (p, n) = (arguments.prompt, arguments.generate);
-    let tests =
-        [Test { name: "pp", tokens: p, prompt: p, predict: 1 }, Test { name: "tg", tokens: n, prompt: 1, predict: n }];
+    let tests = Test::all(arguments);
+    let needs = Needs { context: tests.iter().map(Test::context).max() };
+    let mut session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
     let mut results = vec![];
-    for test in tests.into_iter().filter(|t| t.tokens > 0) {
+    for test in tests {
         results.push(measure(&mut session, test, arguments, limits.as_ref(), &interrupt)?);
     }
     // Figures first: a plot that cannot be written does not lose them.
@@ -185,31 +223,35 @@ struct Run {
 /// Runs a test with its own random tokens.
 fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> Result<Run> {
     let engine = &mut session.engine;
-    engine.forget_prefixes();
-    let mut random = Random::new(seed);
-    let vocabulary = engine.vocabulary();
-    let prompt = (0..test.prompt).map(|_| (random.unit() * vocabulary as f64) as u32).collect();
-    engine.submit(Request { prompt, predict: Some(test.predict), ..Request::default() })?;
+    let (mut random, vocabulary) = (Random::new(!seed), engine.vocabulary());
+    if test.depth == 0 {
+        engine.forget_prefixes();
+    }
+    engine.submit(test.request(vocabulary, || token(&mut random, vocabulary)))?;
     let mut meter = Meter::new();
-    let mut programs: Vec<Program> = vec![];
-    let (mut time, waited, mut events) = (Duration::ZERO, engine.device().waited(), vec![]);
+    let mut run =
+        Run { time: Duration::ZERO, host: engine.device().waited().map(|_| Duration::ZERO), programs: vec![] };
+    let mut events = vec![];
     while !engine.is_idle() {
-        let (before, known) = (Instant::now(), engine.programs());
-        if let Some(program) = engine.prepare_step(&mut |p| meter.device(p))?
-            && programs.last().is_none_or(|last| last.id != program.id)
-        {
-            programs.push(program);
-        }
+        let (before, known, waited) = (Instant::now(), engine.programs(), engine.device().waited());
+        engine.prepare_step(&mut |p| meter.device(p))?;
         // Compiling is not measured, choosing and building a step is.
         let start = if engine.programs() > known { Instant::now() } else { before };
         meter.clear();
         engine.step_into(&mut events, &mut |_| ())?;
         events.clear();
-        time += start.elapsed();
+        if let Some(ran) = engine.ran().filter(|ran| ran.position >= test.depth) {
+            let took = start.elapsed();
+            let waited = engine.device().waited().zip(waited).map(|(after, before)| after - before);
+            run.time += took;
+            run.host = run.host.zip(waited).map(|(host, waited)| host + took.saturating_sub(waited));
+            if run.programs.iter().all(|known| known.id != ran.program.id) {
+                run.programs.push(ran.program.clone());
+            }
+        }
         interrupt.check()?;
     }
-    let waited = engine.device().waited().zip(waited).map(|(after, before)| after - before);
-    Ok(Run { time, host: waited.map(|waited| time.saturating_sub(waited)), programs })
+    Ok(run)
 }
 
 /// A run with measuring on.
@@ -247,28 +289,27 @@ fn profile(
 
 fn profiled_run(session: &mut Session, test: Test, interrupt: &Interrupt) -> Result<Profile> {
     let engine = &mut session.engine;
-    engine.forget_prefixes();
-    let prompt = vec![1; test.prompt as usize];
-    engine.submit(Request { prompt, predict: Some(test.predict), ..Request::default() })?;
+    engine.submit(test.request(engine.vocabulary(), || 1))?;
     let mut profile = Profile { ran: vec![], time: Duration::ZERO };
     let mut known: HashMap<ProgramId, Vec<Expected>> = HashMap::new();
-    let mut past = 0;
     while !engine.is_idle() {
         let start = Instant::now();
         engine.step(&mut |_| ())?;
-        profile.time += start.elapsed();
+        let took = start.elapsed();
+        interrupt.check()?;
         // Not the program chosen last, which the device may just be starting.
-        let Some(program) = engine.ran().cloned() else { break };
+        let Some(Step { program, position, rows }) = engine.ran().cloned() else { break };
+        if position < test.depth {
+            continue;
+        }
+        profile.time += took;
         let plan = &program.plan;
-        let rows = if past < test.prompt { plan.bucket.tokens.min(test.prompt - past) } else { 1 };
         let Some(times) = engine.profile(&program, true) else { break };
         let expected = known.entry(program.id).or_insert_with(|| roofline::expected(plan));
         for ((launch, expected), time) in plan.launches().zip(expected).zip(times) {
-            let (template, cost) = (launch.template, plan.cost_at(launch, past, rows));
+            let (template, cost) = (launch.template, plan.cost_at(launch, position, rows));
             profile.ran.push(Ran { template, expected: *expected, seconds: time.as_secs_f64(), cost });
         }
-        past += rows;
-        interrupt.check()?;
     }
     Ok(profile)
 }
@@ -290,7 +331,7 @@ fn kinds(ran: &[Ran]) -> BTreeMap<&'static str, Kind> {
 fn draw(session: &Session, results: &[Measured], file: &Path) -> Result<()> {
     let title = format!("{} on {}", session.source.name, session.engine.device().description());
     let tests: Vec<(String, &Roofline)> =
-        results.iter().filter_map(|r| Some((r.name(), r.roofline.as_ref()?))).collect();
+        results.iter().filter_map(|r| Some((r.test.title(), r.roofline.as_ref()?))).collect();
     std::fs::write(file, roofline::plot(&title, &tests)).with_context(|| format!("cannot write {}", file.display()))
 }
 
@@ -300,18 +341,17 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
     print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: | ---: |")?;
     for r in results {
         print_line(&format!(
-            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {}{} | {:.2} ± {:.2} | {} |",
+            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {} |",
             session.source.name,
             spec.weight_bytes() as f64 / (1 << 20) as f64,
             spec.parameters() as f64 / 1e6,
             session.engine.device().description(),
             act_name(session.act),
             kv_name(session.kv),
-            r.test.name,
-            r.test.tokens,
-            r.mean(),
+            r.test.title(),
+            r.median(),
             r.deviation(),
-            r.host().map_or("–".into(), |host| format!("{host:.1}")),
+            median(&r.host).map_or("–".into(), |host| format!("{host:.1}")),
         ))?;
     }
     for r in results {
@@ -319,7 +359,7 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
             print_kinds(r.test, kinds)?;
         }
         if let Some(roofline) = &r.roofline {
-            print(&roofline.table(&r.name()))?;
+            print(&roofline.table(&r.test.title()))?;
         }
     }
     Ok(())
@@ -330,7 +370,7 @@ fn print_kinds(test: Test, kinds: &BTreeMap<&'static str, Kind>) -> Result<()> {
     let all: Duration = kinds.values().map(|k| k.time).sum();
     let mut rows: Vec<(&&str, &Kind)> = kinds.iter().collect();
     rows.sort_by_key(|(_, k)| std::cmp::Reverse(k.time));
-    print_line(&format!("\n| {}{} launch | count | ms | share | GB/s | GFLOP/s |", test.name, test.tokens))?;
+    print_line(&format!("\n| {} launch | count | ms | share | GB/s | GFLOP/s |", test.title()))?;
     print_line("| --- | ---: | ---: | ---: | ---: | ---: |")?;
     for (name, k) in rows {
         let seconds = k.time.as_secs_f64().max(1e-9);
@@ -361,9 +401,9 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
                 rows.collect::<Vec<_>>()
             });
             json!({
-                "test": r.name(),
-                "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates,
-                "host_microseconds_per_token": r.host(), "launches": kinds,
+                "test": r.test.title(), "depth": r.test.depth,
+                "tokens_per_second": r.median(), "median": r.median(), "mean": r.mean(), "deviation": r.deviation(),
+                "runs": r.rates, "host_microseconds_per_token": median(&r.host), "launches": kinds,
                 "roofline": r.roofline.as_ref().map(Roofline::json),
             })
         })
@@ -386,7 +426,7 @@ mod tests {
 
     #[test]
     fn deviation_is_that_of_a_sample() {
-        let test = Test { name: "pp", tokens: 1, prompt: 1, predict: 1 };
+        let test = Test { name: "pp", tokens: 1, depth: 0, prompt: 1, predict: 1 };
         let of = |rates: Vec<f64>| Measured { test, rates, host: vec![], kinds: None, roofline: None };
         assert_eq!(of(vec![1.0, 3.0]).mean(), 2.0);
         assert!((of(vec![1.0, 3.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
