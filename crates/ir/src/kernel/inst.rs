@@ -455,8 +455,8 @@ pub struct Kernel {
     pub workgroup_size: u32,
     /// Exact subgroup size the body relies on.
     pub subgroup_size: u32,
-    /// Launch arguments, in order. On Vulkan: push constants, U64 first come 8-byte aligned in this order
-    /// (the builder places all words after all addresses).
+    /// Launch arguments, in order. On Vulkan: push constants (memory, when there are many), U64 first come 8-byte aligned
+    /// in this order (the builder places all words after all addresses).
     pub args: Vec<Arg>,
     /// Workgroup memory.
     pub shared: Vec<Shared>,
