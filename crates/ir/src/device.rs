@@ -204,6 +204,11 @@ pub trait Device: Send {
     /// Makes a plan of the loaded model runnable.
     fn prepare(&mut self, plan: &Arc<Plan>, progress: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError>;
 
+    /// Lets go of a program that no step in flight uses. Its handle means nothing from then on.
+    fn release(&mut self, program: ProgramId) {
+        let _ = program;
+    }
+
     /// Hands a step to the device; steps run in the order of submission, each after the one before has ended. At most
     /// [`MOST_IN_FLIGHT`] tickets are open, one if the program gives logits: those must be waited for first. A step with
     /// chained tokens ([`Step::chained`]) takes them from the step submitted just before. After an error nothing of the

@@ -149,7 +149,12 @@ pub fn tune(
             search.keep_unfought(model.name);
             Ending::Lost(error.to_string())
         }
-        Err(fault) => return Err(fault.into_error()),
+        Err(fault) => {
+            // It has nothing to do with the cuts on trial.
+            search.record.on_trial.clear();
+            search.host.save(search.record);
+            return Err(fault.into_error());
+        }
     };
     if !matches!(ending, Ending::Lost(_)) {
         search.decide(model.name).map_err(Fault::into_error)?;

@@ -121,9 +121,10 @@ pub(crate) struct Trial<'a> {
     steps: Vec<Step>,
     expected: Vec<f32>,
     rules: Off,
-    /// The last plan and the last program that were made: they are wanted more than once.
+    /// The last plan that was made: it is wanted more than once.
     plan: Option<(Tuned, Arc<Plan>)>,
-    program: Option<(Tuned, Program)>,
+    /// The programs on the device: by rule, and the last other one.
+    programs: [Option<(Tuned, Program)>; 2],
     /// What can be chosen in the part.
     pub(crate) tunables: Vec<Tunable>,
     /// Launches of each in the whole model.
@@ -180,7 +181,7 @@ impl<'a> Trial<'a> {
             expected: vec![],
             rules: Off { rms: 0.0, max: 0.0 },
             plan: None,
-            program: None,
+            programs: [None, None],
             tunables,
             launches,
             layers: [count(&part.graph), count(model.graph)],
@@ -256,15 +257,19 @@ impl<'a> Trial<'a> {
         Ok(plan)
     }
 
-    /// The plan with these cuts, on the device.
+    /// The plan with these cuts, on the device, until the next one with other cuts.
     pub(crate) fn program(&mut self, tuned: &Tuned) -> Result<Program, Fault> {
-        if let Some((_, program)) = self.program.as_ref().filter(|(known, _)| known == tuned) {
+        let place = usize::from(!tuned.is_empty());
+        if let Some((_, program)) = self.programs[place].as_ref().filter(|(known, _)| known == tuned) {
             return Ok(program.clone());
+        }
+        if let Some((_, old)) = self.programs[place].take() {
+            self.device.release(old.id);
         }
         let plan = self.plan(tuned)?;
         let id = self.device.prepare(&plan, &mut |_| ())?;
         let program = Program { plan, id };
-        self.program = Some((tuned.clone(), program.clone()));
+        self.programs[place] = Some((tuned.clone(), program.clone()));
         Ok(program)
     }
 

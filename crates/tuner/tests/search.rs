@@ -36,11 +36,13 @@ struct Manner {
     wrong: fn(Kind) -> bool,
     loses: fn(Kind) -> bool,
     refuses: fn(Kind) -> bool,
+    exhausts: fn(Kind) -> bool,
     /// Told by the compiler's statistics.
     spills: fn(&Kernel) -> bool,
 }
 
-const FINE: Manner = Manner { wrong: |_| false, loses: |_| false, refuses: |_| false, spills: |_| false };
+const FINE: Manner =
+    Manner { wrong: |_| false, loses: |_| false, refuses: |_| false, exhausts: |_| false, spills: |_| false };
 
 /// Microseconds of a launch: workgroups of 32 lanes are the fastest. The rules say 64 and 128.
 fn micros(kind: Kind) -> u64 {
@@ -51,7 +53,8 @@ fn micros(kind: Kind) -> u64 {
 struct Fake {
     caps: Caps,
     manner: Manner,
-    plans: Vec<Arc<Plan>>,
+    /// None: released.
+    plans: Vec<Option<Arc<Plan>>>,
     output: StepOutput,
     ran: usize,
     /// Microseconds.
@@ -89,13 +92,20 @@ impl Device for Fake {
         if kinds(plan).into_iter().any(self.manner.refuses) {
             return Err(DeviceError::Driver { call: "compile".into(), detail: "no".into() });
         }
+        if kinds(plan).into_iter().any(self.manner.exhausts) {
+            return Err(DeviceError::OutOfMemory { what: "a program".into(), needed: 2, available: 1 });
+        }
         self.seen.lock().expect("one thread").prepared.extend(kinds(plan));
-        self.plans.push(plan.clone());
+        self.plans.push(Some(plan.clone()));
+        assert!(self.plans.iter().flatten().count() <= 2, "programs that nobody needs");
         Ok(ProgramId(self.plans.len() as u32 - 1))
+    }
+    fn release(&mut self, program: ProgramId) {
+        self.plans[program.0 as usize] = None;
     }
     fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
         self.ran = program.0 as usize;
-        let plan = &self.plans[self.ran];
+        let plan = self.plans[self.ran].as_ref().expect("not released");
         plan.check(step)?;
         self.seen.lock().expect("one thread").run.extend(kinds(plan));
         self.clock.fetch_add(1000, Ordering::Relaxed);
@@ -112,7 +122,7 @@ impl Device for Fake {
         Ok(())
     }
     fn profile(&mut self, program: ProgramId, _: bool) -> Option<Vec<Duration>> {
-        let plan = &self.plans[program.0 as usize];
+        let plan = self.plans[program.0 as usize].as_ref().expect("not released");
         self.seen.lock().expect("one thread").timed.extend(kinds(plan));
         let time = |l: &Launch| {
             let lanes = l.kernel.map_or(1, |k| plan.kernels[k.0 as usize].workgroup_size);
@@ -280,6 +290,22 @@ fn a_lost_device_is_not_tried_again() {
         let tried = &k.verdict.as_ref().expect("a verdict").tried;
         assert!(record.quarantine.iter().all(|q| q.key != k.key || !tried.contains(&q.cut)), "tried again");
     }
+}
+
+/// Memory that runs out has nothing to do with the cuts on trial.
+#[test]
+fn other_faults_quarantine_nothing() {
+    let model = LongRows::new("Q8_0", 512);
+    let clock = Arc::default();
+    let manner = Manner { exhausts: |kind| kind == ("matvec_residual", 64), ..FINE };
+    let mut device = Fake::new(gpu_caps(SUBGROUP), manner, &clock);
+    let mut trusted = Fake::new(Caps::native(), FINE, &clock);
+    let model = Model { name: "a model", graph: &model.graph, weights: &model };
+    let (mut record, mut desk) = (empty(), Desk::new(&clock));
+    let result = tune(&mut device, &mut trusted, model, &settings(LONG), &mut record, &mut desk);
+    assert!(matches!(result, Err(TuneError::Device(DeviceError::OutOfMemory { .. }))));
+    assert!(record.quarantine.is_empty() && record.on_trial.is_empty());
+    assert_eq!(desk.saved.last(), Some(&record));
 }
 
 /// The program is killed in a trial: the record that lies on the disk names the cuts.

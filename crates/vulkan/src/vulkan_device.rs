@@ -99,7 +99,8 @@ impl Flight {
 pub struct VulkanDevice {
     // Dropped first: waits for the device, so that all below may go.
     pub(crate) queue: Queue,
-    programs: Vec<Program>,
+    /// By their ids; none: let go of.
+    programs: Vec<Option<Program>>,
     /// Shared by all programs: nothing in it outlives a step.
     scratch: Option<Buffer>,
     /// Tokens that one step leaves to the next.
@@ -163,7 +164,7 @@ impl VulkanDevice {
     }
 
     fn program(&mut self, id: ProgramId) -> Result<&mut Program, DeviceError> {
-        self.programs.get_mut(id.0 as usize).ok_or(DeviceError::Misuse("no such program"))
+        self.programs.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(DeviceError::Misuse("no such program"))
     }
 
     /// Makes scratch at least `bytes` large; recordings with the old address become stale.
@@ -172,7 +173,7 @@ impl VulkanDevice {
             return Ok(());
         }
         self.queue.idle()?;
-        self.programs.iter_mut().for_each(Program::outdate);
+        self.programs.iter_mut().flatten().for_each(Program::outdate);
         self.scratch = None;
         self.scratch = Some(Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step")?);
         Ok(())
@@ -225,15 +226,27 @@ impl Device for VulkanDevice {
         let pipelines = compile_all(&self.gpu, &self.cache, &mut self.pipelines, &plan.kernels, &mut done)?;
         let program = Program::new(&self.gpu, plan, pipelines)?;
         self.grow_scratch(plan.scratch_bytes)?;
-        self.programs.push(program);
+        self.programs.push(Some(program));
         Ok(ProgramId(self.programs.len() as u32 - 1))
+    }
+
+    fn release(&mut self, program: ProgramId) {
+        let in_flight = self.flight.open.iter().any(|open| open.program == program.0 as usize);
+        // Should waiting fail, the program stays until the device goes.
+        if in_flight || self.queue.idle().is_err() {
+            return;
+        }
+        if let Some(place) = self.programs.get_mut(program.0 as usize) {
+            *place = None;
+            self.pipelines.retain(|_, pipeline| Arc::strong_count(pipeline) > 1);
+        }
     }
 
     fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
         let Self { queue, programs, scratch, chain, model, flight, .. } = self;
         let model = model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
         let index = program.0 as usize;
-        let program = programs.get_mut(index).ok_or(DeviceError::Misuse("no such program"))?;
+        let program = programs.get_mut(index).and_then(Option::as_mut).ok_or(DeviceError::Misuse("no such program"))?;
         if flight.open.len() >= MOST_IN_FLIGHT {
             return Err(DeviceError::Misuse("too many steps in flight"));
         }
@@ -258,7 +271,7 @@ impl Device for VulkanDevice {
             return Err(DeviceError::Misuse("not the oldest step in flight"));
         }
         let Some(open) = flight.open.pop_front() else { return Err(DeviceError::Misuse("no step in flight")) };
-        let program = &mut programs[open.program];
+        let program = programs[open.program].as_mut().ok_or(DeviceError::Misuse("no such program"))?;
         program.slots[open.slot].open = false;
         // It began when it was there and the one before had ended.
         let begun = open.submitted.max(flight.ended);

@@ -318,6 +318,36 @@ fn times_of_launches_are_told_when_asked_for() {
 }
 
 #[test]
+fn released_programs_are_gone_and_others_go_on() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 2);
+    let (n, bytes) = (LANES, LANES as u64 * 4);
+    let (input, _) = plans.plan(n, n, vec![], 0, bytes).inputs.span(Input::Tokens);
+    let add = |word| vec![launch(0, span(Buffer::Inputs, input, bytes), span(Buffer::Output, 0, bytes), word)];
+    let prepare = |device: &mut VulkanDevice, word| {
+        device.prepare(&plans.plan(n, n, add(word), 0, bytes), &mut |_| {}).expect("prepares")
+    };
+    let [first, second] = [1, 2].map(|word| prepare(&mut device, word));
+    let used = device.memory().used;
+    let in_flight = device.submit(first, &step(&[5], 1)).expect("a step");
+    device.release(first);
+    let mut output = StepOutput::None;
+    device.wait(in_flight, &mut output).expect("a program in flight is not let go of");
+    assert_eq!(output, StepOutput::Tokens(vec![6]));
+    device.release(first);
+    assert!(matches!(device.submit(first, &step(&[5], 1)), Err(DeviceError::Misuse(_))));
+    assert_eq!(device.profile(first, true), None);
+    assert!(device.memory().used < used);
+    assert_eq!(tokens(device.run(second, &step(&[5], 1)).expect("runs")), [7]);
+    device.release(second);
+    // Their kernels went too, and come again.
+    let third = prepare(&mut device, 3);
+    assert!(third != first && third != second);
+    assert_eq!(tokens(device.run(third, &step(&[5], 1)).expect("runs")), [8]);
+    no_messages(&device);
+}
+
+#[test]
 fn kv_pages_start_as_zeros_persist_and_are_copied() {
     let Some(mut device) = device(Options::default()) else { return };
     let plans = small(&mut device, 3);

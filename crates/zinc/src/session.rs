@@ -111,6 +111,9 @@ impl Session {
         if context > trained {
             say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
+        if !opened.tuned().is_empty() {
+            say!("kernels are cut as `zinc tune` found best on this GPU (--no-tuned: by rule)");
+        }
         let choices = Choices { act, tuned: opened.tuned(), ..Choices::default() };
         let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
         let mut meter = Meter::new();

@@ -11,7 +11,7 @@ use crate::output::{print_line, say};
 use crate::progress::{Meter, Unit};
 use crate::session::act_name;
 use crate::source::Source;
-use crate::{folders, tuned};
+use crate::tuned;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
@@ -58,8 +58,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let index = device::vulkan_index(&arguments.compute).context("only GPUs have kernels to tune")?;
-    let cache = if arguments.compute.no_cache { None } else { Some(folders::cache()?) };
-    let mut device = VulkanDevice::open(index, &Options { cache, timeout: TIMEOUT, ..Options::default() })?;
+    // Kernels that are tried once are not worth keeping.
+    let mut device = VulkanDevice::open(index, &Options { timeout: TIMEOUT, ..Options::default() })?;
     let (identity, description) = (device.report().identity(), device.description());
     say!("device: {description}");
     let path = tuned::path(&identity)?;
