@@ -87,6 +87,8 @@ pub struct KeyReport {
 pub struct Report {
     /// Every key.
     pub keys: Vec<KeyReport>,
+    /// Keys of the model that could not be tried, since no part of it that can be cut out has them.
+    pub untried: Vec<String>,
     /// Rounds.
     pub rounds: u32,
     /// Cuts timed in this run.
@@ -205,7 +207,7 @@ impl Contest {
     fn conclude(&mut self, wins: bool, model: &str, rotates: u64, record: &mut Record) {
         let (rule, rule_seconds) = (self.all[0], self.rule_seconds);
         let (cut, seconds) = match self.seconds {
-            Some(seconds) if wins => (self.best, seconds),
+            Some(seconds) if wins && self.best != rule => (self.best, seconds),
             _ => (rule, rule_seconds),
         };
         let (tried, dropped) = (self.tried.clone(), self.dropped);
@@ -478,6 +480,7 @@ impl Search<'_, '_> {
                     verdict: c.verdict,
                 })
                 .collect(),
+            untried: self.trial.untried.clone(),
             rounds: self.rounds,
             timed: self.timed,
             dropped: self.dropped,

@@ -127,6 +127,8 @@ pub(crate) struct Trial<'a> {
     programs: [Option<(Tuned, Program)>; 2],
     /// What can be chosen in the part.
     pub(crate) tunables: Vec<Tunable>,
+    /// Keys of the model that the part lacks.
+    pub(crate) untried: Vec<String>,
     /// Launches of each in the whole model.
     pub(crate) launches: Vec<usize>,
     /// Layers of the part, and of the whole.
@@ -165,6 +167,8 @@ impl<'a> Trial<'a> {
         if tunables.is_empty() {
             return Err(TuneError::Nothing);
         }
+        let lacks = |w: &&Tunable| w.cuts.all.len() > 1 && !tunables.iter().any(|t| t.cuts.key == w.cuts.key);
+        let untried = whole.iter().filter(lacks).map(|w| w.cuts.key.clone()).collect();
         let kv = layout(&part.graph, settings.kv);
         let weights = PartWeights { source: model.weights, ids: &part.weights };
         device.load(&part.graph, &kv, &weights, progress)?;
@@ -183,6 +187,7 @@ impl<'a> Trial<'a> {
             plan: None,
             programs: [None, None],
             tunables,
+            untried,
             launches,
             layers: [count(&part.graph), count(model.graph)],
         };

@@ -31,6 +31,8 @@ pub(crate) struct Session {
     pub(crate) engine: Engine,
     /// Activation precision.
     pub(crate) act: ActPrecision,
+    /// Some kernels may be cut as `zinc tune` found best.
+    pub(crate) tuned: bool,
     /// Type of cached K and V.
     pub(crate) kv: KvType,
     /// Time to open the file, the device, and to load the weights.
@@ -111,7 +113,8 @@ impl Session {
         if context > trained {
             say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
-        if !opened.tuned().is_empty() {
+        let tuned = !opened.tuned().is_empty();
+        if tuned {
             say!("kernels are cut as `zinc tune` found best on this GPU (--no-tuned: by rule)");
         }
         let choices = Choices { act, tuned: opened.tuned(), ..Choices::default() };
@@ -125,7 +128,7 @@ impl Session {
         let engine = Engine::new(opened.device, graph, source.weights.as_ref(), options, &mut progress)
             .with_context(|| format!("cannot load {}", source.name))?;
         meter.clear();
-        let session = Session { source, tokenizer, engine, act, kv, load_time: start.elapsed() };
+        let session = Session { source, tokenizer, engine, act, tuned, kv, load_time: start.elapsed() };
         if compute.verbose {
             session.describe(context);
         }

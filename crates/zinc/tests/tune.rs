@@ -131,6 +131,7 @@ fn rules_are_explained_without_a_device() {
     let m = model("quant/Q4_K");
     let out = stdout(&zinc(&home, &["explain", &m, "--device-profile", "rdna3", "--why"]));
     assert!(out.contains("matvec_glu ") && out.contains("as the rule says; not tuned"), "{out}");
+    assert!(out.contains("without a choice, cut by rule: ") && out.contains("attention ("), "{out}");
     let cpu = zinc(&home, &["explain", &m, "--device", "cpu", "--why"]);
     assert!(!cpu.status.success() && text(&cpu.stderr).contains("natively"));
 }

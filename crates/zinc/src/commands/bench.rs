@@ -414,6 +414,7 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
         "parameters": spec.parameters(),
         "device": session.engine.device().description(),
         "act": act_name(session.act),
+        "tuned": session.tuned,
         "kv": kv_name(session.kv),
         "tests": tests,
     });

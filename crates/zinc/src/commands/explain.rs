@@ -14,12 +14,13 @@ use crate::session::{act_name, kv_name};
 use crate::source::Source;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use zinc_compiler::kernels::TEMPLATES;
 use zinc_compiler::{Choices, Cuts};
 use zinc_ir::device::Caps;
+use zinc_ir::graph::NodeId;
 use zinc_ir::kernel::Kernel;
 use zinc_ir::plan::{Bucket, Entry, KvLayout, Launch, PAGE_TOKENS, Plan, Tail};
 use zinc_tuner::Record;
@@ -147,6 +148,8 @@ fn why_text(arguments: &Arguments, source: &Source) -> Result<String> {
     }
     let Asked { kv, bucket, choices } = asked(arguments, source, &target)?;
     let tunables = zinc_compiler::tunables(&source.model.graph, &kv, bucket, &target.caps, &choices)?;
+    let plan = zinc_compiler::compile(&source.model.graph, &kv, bucket, &target.caps, &choices)?;
+    let uses: HashSet<NodeId> = tunables.iter().flat_map(|t| &t.uses).map(|u| u.node).collect();
     let mut out = String::new();
     for t in tunables {
         let (cuts, record) = (&t.cuts, target.record.as_ref());
@@ -159,9 +162,16 @@ fn why_text(arguments: &Arguments, source: &Source) -> Result<String> {
             writeln!(out, "    {} is quarantined with this driver: {}", q.cut, q.reason)?;
         }
     }
+    let chosen = |l: &Launch| l.region.last().is_some_and(|node| uses.contains(node));
+    let mut others: BTreeMap<&str, usize> = BTreeMap::new();
+    for launch in plan.launches().filter(|l| !chosen(l)) {
+        *others.entry(launch.template).or_default() += 1;
+    }
+    let others: Vec<String> = others.into_iter().map(|(name, n)| format!("{name} ({n})")).collect();
+    writeln!(out, "\nLaunches without a choice, cut by rule: {}.", others.join(", "))?;
     writeln!(
         out,
-        "\nA cut is: subgroups x rows at a time x turns, units of 32 weights loaded together, loads ahead or not."
+        "A cut is: subgroups x rows at a time x turns, units of 32 weights loaded together, loads ahead or not."
     )?;
     Ok(out)
 }

@@ -225,6 +225,9 @@ fn print_table(about: &About<'_>, reports: &[(u32, Report)], path: &Option<PathB
             report.barred,
             ending(&report.ending),
         ))?;
+        for key in &report.untried {
+            print_line(&format!("Not tried: {key}."))?;
+        }
         let [part, whole] = report.layers;
         print_line(&format!(
             "Timed with {part} of {whole} layers, {} MiB read between two uses of \
@@ -256,7 +259,7 @@ fn as_json(rows: u32, report: &Report) -> Value {
     let (rule, best) = report.step_seconds();
     json!({
         "rows": rows,
-        "keys": keys.collect::<Vec<_>>(),
+        "keys": keys.collect::<Vec<_>>(), "untried": report.untried,
         "step_seconds_by_rule": rule, "step_seconds": best,
         "rounds": report.rounds, "timed": report.timed, "dropped": report.dropped, "quarantined": report.barred,
         "layers": report.layers[0], "of_layers": report.layers[1], "rotates_bytes": report.rotates,
