@@ -6,8 +6,7 @@
 //!
 //! Every value is a matrix of F32 rows; how a plan stores it (F32, F16, q8) is the plan's business. Row counts are
 //! symbolic ([`Rows`]): one graph serves every bucket of batch sizes. Weights, rotary tables and KV layers are
-//! named by handles. What a batch brings (token ids, positions, page tables, which rows give logits) is implicit:
-//! see [`crate::plan::Step`].
+//! named by handles. What a batch brings (token ids, positions, page tables) is implicit: see [`crate::plan::Step`].
 
 mod experts;
 mod part;
@@ -145,8 +144,7 @@ pub enum Op {
         /// Factor.
         factor: f32,
     },
-    /// Root-mean-square norm over groups of `group` columns: x / √(mean(x²) + eps) · weight (one weight per column
-    /// of a group, shared by the groups).
+    /// Root-mean-square norm over groups of `group` columns: x / √(mean(x²) + eps) · weight, which all groups share.
     RmsNorm {
         /// Input.
         x: NodeId,
