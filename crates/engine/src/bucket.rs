@@ -37,6 +37,12 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// The context after this one's end, unless this is the largest.
+    pub(crate) fn next_context(&self, context: u32) -> Option<u32> {
+        let next = context_bucket(context + 1, self.context);
+        (next > context).then_some(next)
+    }
+
     /// The bucket for a step of these sizes, each within its limit.
     pub(crate) fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
         let power = |n: u32, limit: u32| if n == 0 { 0 } else { n.next_power_of_two().min(limit) };
@@ -63,6 +69,7 @@ mod tests {
         let b = LIMITS.bucket(70, 0, 1, 2000, Tail::Logits);
         assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (100, 0, 1, 2016));
         assert_eq!(LIMITS.bucket(1, 1, 1, 256, Tail::Greedy).context, 256);
+        assert_eq!([256, 1024, 2016].map(|c| LIMITS.next_context(c)), [Some(1024), Some(2016), None]);
     }
 
     #[test]

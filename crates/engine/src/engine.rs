@@ -6,9 +6,11 @@
 //! ```
 //!
 //! While the device runs a batch, the next one is built and handed over, if the device itself chooses the tokens that
-//! it goes on with; so the device never waits for the host. Plans are compiled when a bucket first comes up and kept. The engine knows the device only as a
+//! it goes on with; so the device never waits for the host. Plans are compiled when a bucket first comes up and kept;
+//! where a longer context is going to come up, beside the running steps. The engine knows the device only as a
 //! [`Device`]; text is the caller's business.
 
+use crate::ahead::Ahead;
 use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
@@ -137,6 +139,8 @@ pub struct Engine {
     pool: KvPool,
     scheduler: Scheduler,
     programs: HashMap<Bucket, Program>,
+    /// The program that will be needed next.
+    ahead: Option<Ahead>,
     /// The batch of the next step, if it has been chosen already.
     chosen: Option<Batch>,
     /// Batches that the device has, oldest first.
@@ -197,6 +201,7 @@ impl Engine {
             pool: KvPool::new(pages),
             scheduler: Scheduler::new(limits),
             programs: HashMap::new(),
+            ahead: None,
             chosen: None,
             flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
             depth,
@@ -333,6 +338,7 @@ impl Engine {
         self.prepare_step(progress)?;
         loop {
             self.fill_device()?;
+            self.look_ahead();
             let Some(oldest) = self.flight.pop_front() else { return Ok(()) };
             let waited = self.device.wait(oldest.ticket, &mut self.output);
             if let Err(error) = waited {
@@ -370,9 +376,11 @@ impl Engine {
     /// Hands the chosen batch to the device, and the one after it, if its plan is there.
     fn fill_device(&mut self) -> Result<(), EngineError> {
         while let Some(batch) = &self.chosen {
-            let Some(program) = self.programs.get(&batch.bucket) else {
-                // To be compiled in the next `prepare_step`, where progress is shown.
+            let bucket = batch.bucket;
+            let Some(program) = self.programs.get(&bucket) else {
+                // Its plan is for the next `prepare_step`, where progress is shown.
                 self.unchoose();
+                self.begin(bucket);
                 return Ok(());
             };
             let (program, ticket) = (program.clone(), self.device.submit(program.id, &batch.step)?);
@@ -382,6 +390,42 @@ impl Engine {
             self.choose();
         }
         Ok(())
+    }
+
+    /// Makes the program that will be needed next, as far as the device need not stop for it.
+    fn look_ahead(&mut self) {
+        if let Some(ahead) = &mut self.ahead {
+            let bucket = ahead.bucket;
+            if let Some(plan) = ahead.poll()
+                && self.device.prepare_ahead(&plan)
+            {
+                match self.device.prepare(&plan, &mut |_| ()) {
+                    Ok(id) => {
+                        self.programs.insert(bucket, Program { id, plan });
+                        self.ahead = None;
+                    }
+                    // Told to whoever needs it.
+                    Err(_) => ahead.fail(),
+                }
+            }
+        }
+        let Some(batch) = self.flight.back().map(|newest| &newest.batch) else { return };
+        let Some(context) = self.limits.next_context(batch.bucket.context) else { return };
+        let next = Bucket { context, ..batch.bucket };
+        if !self.programs.contains_key(&next) && self.scheduler.outgrows(batch, batch.bucket.context) {
+            self.begin(next);
+        }
+    }
+
+    /// Begins to make the plan of a bucket, unless there is one on its way, or this one has failed before.
+    fn begin(&mut self, bucket: Bucket) {
+        if self.ahead.as_ref().is_some_and(|ahead| !ahead.has_failed() || ahead.bucket == bucket) {
+            return;
+        }
+        let (graph, kv, caps) = (self.graph.clone(), self.kv.clone(), self.device.caps().clone());
+        let choices = self.choices.clone();
+        self.ahead =
+            Some(Ahead::start(bucket, move || zinc_compiler::compile(&graph, &kv, bucket, &caps, &choices).ok()));
     }
 
     /// Takes the choice of the next batch back.
@@ -412,12 +456,23 @@ impl Engine {
         if let Some(program) = self.programs.get(&bucket) {
             return Ok(program.clone());
         }
-        let plan = zinc_compiler::compile(&self.graph, &self.kv, bucket, self.device.caps(), &self.choices)?;
-        let plan = Arc::new(plan);
+        let ahead = self.ahead.take_if(|ahead| ahead.bucket == bucket).and_then(Ahead::finish);
+        let plan = match ahead {
+            Some(plan) => plan,
+            None => {
+                let caps = self.device.caps();
+                Arc::new(zinc_compiler::compile(&self.graph, &self.kv, bucket, caps, &self.choices)?)
+            }
+        };
         let id = self.device.prepare(&plan, progress)?;
         let program = Program { id, plan };
         self.programs.insert(bucket, program.clone());
         Ok(program)
+    }
+
+    /// Steps that the device has and that have not been waited for.
+    pub fn in_flight(&self) -> usize {
+        self.flight.len()
     }
 
     /// How many buckets have been compiled.

@@ -6,9 +6,10 @@
 //!                   KvPool pages, PrefixCache
 //! ```
 //!
-//! Load once, then call [`Engine::step`] until it is idle. The engine starts no thread and owns no clock; text lives
-//! in the caller.
+//! Load once, then call [`Engine::step`] until it is idle. The engine owns no clock, and starts no thread but the one that
+//! makes the plan that will be needed next; text lives in the caller.
 
+mod ahead;
 mod bucket;
 mod engine;
 mod pool;

@@ -258,6 +258,16 @@ impl Scheduler {
         }
     }
 
+    /// Has a sequence of the batch used half of a context of this many tokens, and will it need more, by steps of as many
+    /// rows?
+    pub(crate) fn outgrows(&self, batch: &Batch, context: u32) -> bool {
+        let context = context as usize;
+        batch.parts.iter().filter(|part| part.end * 2 >= context).any(|part| {
+            let sequence = self.running.iter().find(|s| s.id == part.id);
+            sequence.is_some_and(|s| s.reach(part.rows) > context)
+        })
+    }
+
     /// Is a sequence of the batch still there?
     pub(crate) fn has_part_of(&self, batch: &Batch) -> bool {
         batch.parts.iter().any(|part| self.running.iter().any(|s| s.id == part.id))

@@ -130,6 +130,16 @@ impl Sequence {
         self.tokens.get(position).copied().unwrap_or(Step::chained(self.ahead_row))
     }
 
+    /// How many tokens at most will have been run when its last step of `rows` rows has been. What it chooses last need
+    /// not be run.
+    pub(crate) fn reach(&self, rows: usize) -> usize {
+        match rows {
+            1 if self.samples => self.limit.saturating_sub(1),
+            1 => self.tokens.len(),
+            _ => self.tokens.len() / rows * rows,
+        }
+    }
+
     /// Is the token after `position` the next one to be chosen?
     pub(crate) fn chooses(&self, position: usize) -> bool {
         self.samples && position + 1 == self.len()

@@ -44,6 +44,10 @@ struct Watch {
     /// One of so many submissions and waits fails; 0: none.
     fault: AtomicUsize,
     calls: AtomicUsize,
+    /// Plans for more context than this are refused; 0: none.
+    refuses: AtomicUsize,
+    /// Plans refused.
+    refused: AtomicUsize,
 }
 
 impl Watch {
@@ -99,6 +103,11 @@ impl Device for FakeDevice {
         Ok(())
     }
     fn prepare(&mut self, plan: &Arc<Plan>, _: &mut dyn FnMut(Progress)) -> Result<ProgramId, DeviceError> {
+        let most = self.watch.refuses.load(Ordering::Relaxed);
+        if most > 0 && plan.bucket.context as usize > most {
+            self.watch.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(DeviceError::Unsupported("so much context".into()));
+        }
         self.programs.push(plan.clone());
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
@@ -397,6 +406,35 @@ fn a_page_whose_last_token_was_never_run_is_not_shared() {
     let again = run(&whole);
     let alone = solo(&Request { prompt: whole, predict: Some(12), ..Request::default() }, 256);
     assert_eq!(again, alone.tokens);
+}
+
+#[test]
+fn a_program_that_cannot_be_made_ahead_is_an_error_when_it_is_needed() {
+    let watch = Arc::new(Watch::default());
+    let mut engine = watched(Options { context: 512, in_flight: Some(2), ..Options::default() }, &watch);
+    let request = Request { prompt: vec![1; 150], predict: Some(150), ..Request::default() };
+    let id = engine.submit(request.clone()).unwrap();
+    watch.refuses.store(256, Ordering::Relaxed);
+    let mut outcomes = HashMap::new();
+    let error = loop {
+        // Time for the thread that makes the plan.
+        if watch.refused.load(Ordering::Relaxed) == 0 && engine.ran().is_some_and(|ran| ran.position < 250) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        match engine.step(&mut |_| ()) {
+            Ok(events) => record(&mut outcomes, events),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("so much context"), "{error}");
+    assert!(watch.refused.load(Ordering::Relaxed) >= 2, "ahead, and when it was needed");
+    let got = outcomes[&id].tokens.len();
+    assert!((105..=107).contains(&got), "{got} tokens come before the longer context is needed");
+    watch.refuses.store(0, Ordering::Relaxed);
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    assert_eq!(outcomes[&id], solo(&request, 512));
 }
 
 /// All outcomes of some requests, submitted at once.

@@ -126,7 +126,7 @@ pub enum DeviceError {
 }
 
 /// Names a submitted step until its output has been read.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 
 /// Steps that may be submitted and not yet waited for.
@@ -207,6 +207,14 @@ pub trait Device: Send {
     /// Lets go of a program that no step in flight uses. Its handle means nothing from then on.
     fn release(&mut self, program: ProgramId) {
         let _ = program;
+    }
+
+    /// Begins to do what of [`Device::prepare`] takes long, on threads of its own, so that the device can run steps of
+    /// other plans meanwhile; true if it is done, so that `prepare` of this very plan will be quick. To be called until
+    /// it is. One plan at a time: another one waits. What goes wrong is told by `prepare`.
+    fn prepare_ahead(&mut self, plan: &Arc<Plan>) -> bool {
+        let _ = plan;
+        true
     }
 
     /// Hands a step to the device; steps run in the order of submission, each after the one before has ended. At most

@@ -76,6 +76,9 @@ pub enum VulkanError {
         /// What is known.
         detail: String,
     },
+    /// The device was closed while it compiled.
+    #[error("compiling was stopped before its end")]
+    Stopped,
     /// A kernel has no SPIR-V form.
     #[error(transparent)]
     Emit(#[from] zinc_spirv::EmitError),

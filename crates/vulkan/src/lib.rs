@@ -9,6 +9,7 @@
 //!
 //! The loader library is opened at run time: a program that links this crate starts on machines without Vulkan.
 
+mod ahead;
 mod cache;
 mod device;
 mod direct;

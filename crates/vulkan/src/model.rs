@@ -302,7 +302,7 @@ impl Makers {
             }
         }
         let cache = KernelCache::new(None, &gpu.report);
-        let pipelines = compile_all(gpu, &cache, &mut repackers.known, &kernels, &mut |_, _| {})?;
+        let pipelines = compile_all(gpu, &cache, &mut repackers.known, &kernels, &mut |_, _| Ok(()))?;
         let mut parts: HashMap<WeightId, Vec<Part>> = HashMap::new();
         for ((id, plane, plane_bytes, items, seed), pipeline) in wanted.into_iter().zip(pipelines) {
             parts.entry(id).or_default().push(Part { plane, plane_bytes, items, seed, pipeline });
@@ -341,7 +341,7 @@ impl Repackers {
         let kernels: Vec<_> = missing.iter().map(|(b, p)| repack(*b, *p, self.lanes, self.subgroup_size)).collect();
         // A handful of tiny kernels: not worth files in the cache.
         let cache = KernelCache::new(None, &gpu.report);
-        let made = compile_all(gpu, &cache, &mut self.known, &kernels, &mut |_, _| {})?;
+        let made = compile_all(gpu, &cache, &mut self.known, &kernels, &mut |_, _| Ok(()))?;
         self.pipelines.extend(missing.into_iter().zip(made));
         Ok(())
     }

@@ -66,14 +66,17 @@ impl<'k> Job<'k> {
 /// The pipelines a device has, by the key of their shader: plans of one model share most of them.
 pub(crate) type Pipelines = HashMap<Key, Arc<Pipeline>>;
 
+/// Is told how many kernels are finished, and how many of those came from the cache; an error stops the rest.
+pub(crate) type Done<'a> = &'a mut dyn FnMut(u32, u32) -> Result<(), VulkanError>;
+
 /// Gives the pipeline of each kernel, compiling what is not in `known` yet; `done(finished, cached)` counts kernels
-/// as they become ready. The first error wins.
+/// as they become ready, and stops the rest with an error of its own. The first error wins.
 pub(crate) fn compile_all(
     gpu: &Arc<Gpu>,
     cache: &KernelCache,
     known: &mut Pipelines,
     kernels: &[Kernel],
-    done: &mut dyn FnMut(u32, u32),
+    done: Done<'_>,
 ) -> Result<Vec<Arc<Pipeline>>, VulkanError> {
     let jobs: Vec<Job<'_>> = kernels.iter().map(|k| Job::new(gpu, cache, k)).collect::<Result<_, _>>()?;
     let keys: Vec<Key> = jobs.iter().map(|j| j.key).collect();
@@ -81,7 +84,7 @@ pub(crate) fn compile_all(
     let missing: Vec<Job<'_>> =
         jobs.into_iter().filter(|j| !known.contains_key(&j.key) && wanted.insert(j.key)).collect();
     let had = (keys.len() - missing.len()) as u32;
-    done(had, had);
+    done(had, had)?;
     for (job, pipeline) in missing.iter().zip(compile_jobs(gpu, cache, &missing, &mut |n, c| done(had + n, had + c))?) {
         known.insert(job.key, pipeline);
     }
@@ -92,7 +95,7 @@ fn compile_jobs(
     gpu: &Arc<Gpu>,
     cache: &KernelCache,
     jobs: &[Job<'_>],
-    done: &mut dyn FnMut(u32, u32),
+    done: Done<'_>,
 ) -> Result<Vec<Arc<Pipeline>>, VulkanError> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len());
     let next = AtomicUsize::new(0);
@@ -114,12 +117,14 @@ fn compile_jobs(
         drop(send);
         let (mut finished, mut cached) = (0, 0);
         for (i, result) in &receive {
+            let pipeline = result.and_then(|pipeline| {
+                finished += 1;
+                cached += pipeline.cached as u32;
+                done(finished, cached).map(|()| pipeline)
+            });
             // On an error the remaining jobs are not started.
-            let pipeline = result.inspect_err(|_| next.store(jobs.len(), Ordering::Relaxed))?;
-            finished += 1;
-            cached += pipeline.cached as u32;
+            let pipeline = pipeline.inspect_err(|_| next.store(jobs.len(), Ordering::Relaxed))?;
             results[i] = Some(Arc::new(pipeline));
-            done(finished, cached);
         }
         Ok::<(), VulkanError>(())
     })?;

@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! open ─► load: Model ─► prepare: Program (many) ─► submit: write inputs, hand over ─► wait: read output
+//!                          └ of pipelines made by a thread, where it was told to prepare ahead
 //! ```
 
+use crate::ahead::Ahead;
 use crate::cache::KernelCache;
 use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::model::{Model, Repackers};
-use crate::pipeline::{Pipelines, compile_all};
+use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::program::{Program, Shared};
 use crate::replay::{Command, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
@@ -103,13 +105,17 @@ pub struct VulkanDevice {
     programs: Vec<Option<Program>>,
     /// Shared by all programs: nothing in it outlives a step.
     scratch: Option<Buffer>,
+    /// Scratch that was too small, and the last step that uses it.
+    outgrown: Vec<(Buffer, Ticket)>,
     /// Tokens that one step leaves to the next.
     chain: Buffer,
     flight: Flight,
     model: Option<Model>,
     repackers: Repackers,
     pipelines: Pipelines,
-    pub(crate) cache: KernelCache,
+    /// Pipelines that a thread compiles.
+    ahead: Option<Ahead>,
+    pub(crate) cache: Arc<KernelCache>,
     caps: Caps,
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -137,12 +143,14 @@ impl VulkanDevice {
             queue: Queue::new(&gpu, options.timeout)?,
             programs: vec![],
             scratch: None,
+            outgrown: vec![],
             chain: Buffer::new(&gpu, CHAIN_ROWS as u64 * 4, Place::Device, "chained tokens")?,
             flight: Flight::new(),
             model: None,
             repackers: Repackers::new(lanes, size),
             pipelines: Pipelines::new(),
-            cache: KernelCache::new(options.cache.as_deref(), report),
+            ahead: None,
+            cache: Arc::new(KernelCache::new(options.cache.as_deref(), report)),
             caps,
             gpu,
         })
@@ -167,16 +175,48 @@ impl VulkanDevice {
         self.programs.get_mut(id.0 as usize).and_then(Option::as_mut).ok_or(DeviceError::Misuse("no such program"))
     }
 
-    /// Makes scratch at least `bytes` large; recordings with the old address become stale.
+    /// Makes scratch at least `bytes` large; recordings with the old address become stale. Steps in flight go on with
+    /// the old one.
     fn grow_scratch(&mut self, bytes: u64) -> Result<(), VulkanError> {
         if bytes == 0 || self.scratch.as_ref().is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
-        self.queue.idle()?;
+        let new = || Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step");
+        let larger = match new() {
+            Err(VulkanError::OutOfMemory { .. }) if self.flight.open.is_empty() => {
+                self.queue.idle()?;
+                // Without the old one there may be room.
+                self.scratch = None;
+                new()?
+            }
+            other => other?,
+        };
+        if let Some(old) = self.scratch.replace(larger) {
+            self.outgrown.push((old, Ticket(self.flight.tickets)));
+        }
         self.programs.iter_mut().flatten().for_each(Program::outdate);
-        self.scratch = None;
-        self.scratch = Some(Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step")?);
         Ok(())
+    }
+
+    /// The pipelines of a plan: those that were compiled ahead, or compiled now.
+    fn pipelines(
+        &mut self,
+        plan: &Arc<Plan>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Arc<Pipeline>>, VulkanError> {
+        let total = plan.kernels.len() as u32;
+        let mut done = |done, cached| progress(Progress::Compile { done, total, cached });
+        let ahead = self.ahead.take_if(|ahead| Arc::ptr_eq(&ahead.plan, plan));
+        if let Some(made) = ahead.and_then(|ahead| ahead.finish(&mut done)) {
+            let made = made?;
+            self.pipelines.extend(made.known);
+            return Ok(made.pipelines);
+        }
+        let mut done = |finished, cached| {
+            done(finished, cached);
+            Ok(())
+        };
+        compile_all(&self.gpu, &self.cache, &mut self.pipelines, &plan.kernels, &mut done)
     }
 }
 
@@ -209,6 +249,8 @@ impl Device for VulkanDevice {
         self.queue.idle()?;
         self.flight.clear();
         self.programs.clear();
+        self.outgrown.clear();
+        self.ahead = None;
         self.model = None;
         let (gpu, queue) = (self.gpu.clone(), &mut self.queue);
         self.model = Some(Model::load(&gpu, queue, &mut self.repackers, graph, kv, weights, progress)?);
@@ -221,9 +263,7 @@ impl Device for VulkanDevice {
             return Err(DeviceError::Misuse("the plan was made for another KV layout"));
         }
         check(plan, &self.caps)?;
-        let total = plan.kernels.len() as u32;
-        let mut done = |done, cached| progress(Progress::Compile { done, total, cached });
-        let pipelines = compile_all(&self.gpu, &self.cache, &mut self.pipelines, &plan.kernels, &mut done)?;
+        let pipelines = self.pipelines(plan, progress)?;
         let program = Program::new(&self.gpu, plan, pipelines)?;
         self.grow_scratch(plan.scratch_bytes)?;
         self.programs.push(Some(program));
@@ -240,6 +280,21 @@ impl Device for VulkanDevice {
             *place = None;
             self.pipelines.retain(|_, pipeline| Arc::strong_count(pipeline) > 1);
         }
+    }
+
+    fn prepare_ahead(&mut self, plan: &Arc<Plan>) -> bool {
+        match &self.ahead {
+            Some(ahead) if Arc::ptr_eq(&ahead.plan, plan) => return ahead.is_finished(),
+            Some(other) if !other.is_finished() => return false,
+            _ => {}
+        }
+        // Nobody came for the plan before; its pipelines may serve others.
+        if let Some(Ok(made)) = self.ahead.take().and_then(|other| other.finish(&mut |_, _| ())) {
+            self.pipelines.extend(made.known);
+        }
+        self.ahead = Ahead::start(&self.gpu, &self.cache, &self.pipelines, plan).ok();
+        // Without a thread there is nothing to wait for.
+        self.ahead.is_none()
     }
 
     fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
@@ -266,7 +321,7 @@ impl Device for VulkanDevice {
     }
 
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
-        let Self { queue, programs, flight, .. } = self;
+        let Self { queue, programs, flight, outgrown, .. } = self;
         if flight.open.front().is_none_or(|open| open.ticket != ticket) {
             return Err(DeviceError::Misuse("not the oldest step in flight"));
         }
@@ -278,6 +333,7 @@ impl Device for VulkanDevice {
         let asked = Instant::now();
         let left = program.expected.saturating_sub(asked - begun);
         queue.wait_expecting(open.value, left, "running a step")?;
+        outgrown.retain(|(_, last)| *last > ticket);
         flight.ended = Instant::now();
         flight.waited += flight.ended - asked;
         program.expected = flight.ended - begun;

@@ -412,6 +412,94 @@ fn kernels_come_from_the_cache_the_second_time() {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
+/// Waits for a plan that is prepared ahead.
+fn wait_ahead(device: &mut VulkanDevice, plan: &Arc<Plan>) {
+    while !device.prepare_ahead(plan) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_plan_can_be_prepared_ahead_while_steps_run() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let plans = small(&mut device, 1);
+    let bytes = LANES as u64 * 4;
+    let (inputs, out) = (plans.plan(LANES, LANES, vec![], 0, bytes).inputs.span(Input::Tokens), Buffer::Output);
+    let add = |scratch: u64, n| {
+        let between = span(Buffer::Scratch, scratch - bytes, bytes);
+        let entries = vec![
+            launch(0, span(Buffer::Inputs, inputs.0, bytes), between, n),
+            Entry::Barrier,
+            launch(0, between, span(out, 0, bytes), 100),
+        ];
+        plans.plan(LANES, LANES, entries, scratch, bytes)
+    };
+    let first = device.prepare(&add(1 << 10, 1), &mut |_| {}).expect("prepares");
+    let input: Vec<u32> = (0..PAGE_TOKENS).collect();
+    let expect = |output: &StepOutput, n: u32| {
+        let sums: Vec<u32> = input.iter().map(|t| t + n + 100).collect();
+        assert!(matches!(output, StepOutput::Tokens(tokens) if *tokens == sums), "{output:?}");
+    };
+    let rows = step(&input, PAGE_TOKENS);
+    let mut output = StepOutput::None;
+    // A plan with more scratch is prepared while a step is in flight; both steps give what they should.
+    let later = add(1 << 20, 2);
+    let flying = device.submit(first, &rows).expect("submits");
+    wait_ahead(&mut device, &later);
+    let mut reports = vec![];
+    let second = device.prepare(&later, &mut |p| reports.push(p)).expect("prepares");
+    assert!(matches!(reports.last(), Some(Progress::Compile { done: 2, total: 2, .. })), "{reports:?}");
+    let next = device.submit(second, &rows).expect("submits");
+    device.wait(flying, &mut output).expect("runs");
+    expect(&output, 1);
+    device.wait(next, &mut output).expect("runs");
+    expect(&output, 2);
+    output = device.run(first, &rows).expect("runs again, with the larger scratch");
+    expect(&output, 1);
+    // One that nobody comes for gives way to the next.
+    wait_ahead(&mut device, &add(1 << 11, 3));
+    let third = add(1 << 11, 4);
+    wait_ahead(&mut device, &third);
+    let third = device.prepare(&third, &mut |_| {}).expect("prepares");
+    expect(&device.run(third, &rows).expect("runs"), 4);
+    no_messages(&device);
+}
+
+#[test]
+fn what_goes_wrong_ahead_is_told_when_the_plan_is_prepared() {
+    let Some(mut device) = device(Options::default()) else { return };
+    let mut plans = small(&mut device, 1);
+    let bytes = LANES as u64 * 4;
+    let entries = vec![launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), span(Buffer::Output, 0, bytes), 5)];
+    // More lanes than any device has.
+    plans.kernels = vec![Builder::new("wide", 1 << 20, device.caps().subgroup_size).finish()];
+    let wide = plans.plan(1, 1, entries, 0, bytes);
+    wait_ahead(&mut device, &wide);
+    for _ in 0..2 {
+        let refused = device.prepare(&wide, &mut |_| {});
+        assert!(matches!(&refused, Err(DeviceError::Unsupported(e)) if e.contains("wide")), "{refused:?}");
+    }
+    no_messages(&device);
+}
+
+#[test]
+fn a_device_can_be_closed_while_it_prepares_ahead() {
+    for _ in 0..3 {
+        let Some(mut device) = device(Options::default()) else { return };
+        let mut plans = small(&mut device, 1);
+        let size = device.caps().subgroup_size;
+        plans.kernels = (0..64)
+            .map(|i| {
+                let b = Builder::new("store", LANES, size);
+                let y = b.arg("y", ArgKind::Write);
+                b.store(y, (b.tile(0) * LANES + b.local_id() + i) * 4, b.local_id() + i, 4);
+                b.finish()
+            })
+            .collect();
+        let _ = device.prepare_ahead(&plans.plan(1, 1, vec![], 0, 4));
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let Some(mut device) = device(Options::default()) else { return };

@@ -3,11 +3,12 @@
 //! Counted on the thread that drives the device, with the test binary's own allocator. What a driver allocates for itself
 //! is not seen.
 
+mod support;
+
 use zinc_conformance::Fixture;
 use zinc_cpu::CpuDevice;
 use zinc_engine::{Engine, Event, Options, Request, Sampling};
 use zinc_ir::device::Device;
-use zinc_vulkan::{VulkanDevice, list_devices};
 
 /// Steps before the counting: plans are compiled, buffers find their size.
 const WARM_UP: usize = 12;
@@ -81,18 +82,8 @@ fn cpu() {
 
 #[test]
 fn vulkan() {
-    let wanted = std::env::var("ZINC_TEST_VULKAN").ok();
-    if wanted.as_deref().is_some_and(|d| d.starts_with("radv:")) {
-        println!("not run: the driver has no hardware");
-        return;
+    let open = || support::vulkan(&zinc_vulkan::Options::default());
+    if open().is_some() {
+        check("Vulkan", &|| Box::new(open().expect("as before")));
     }
-    let devices = list_devices().unwrap_or_default();
-    let Some(report) = devices.iter().find(|d| d.usable.is_ok() && !d.no_hardware) else {
-        assert!(wanted.is_none(), "no usable device with {wanted:?}: {devices:?}");
-        println!("not run: no Vulkan device");
-        return;
-    };
-    let index = report.index;
-    let open = || VulkanDevice::open(index, &zinc_vulkan::Options::default()).expect("a usable device opens");
-    check("Vulkan", &|| Box::new(open()));
 }

@@ -1,11 +1,12 @@
 //! The engine's answers do not depend on how many steps are in flight, or on who draws the tokens.
 
+mod support;
+
 use std::collections::HashMap;
 use zinc_conformance::{Fixture, InterpretedDevice, gpu_caps};
 use zinc_cpu::CpuDevice;
 use zinc_engine::{Engine, Event, Finish, Options, Request, Sampling};
 use zinc_ir::device::Device;
-use zinc_vulkan::{VulkanDevice, list_devices};
 
 /// Tokens and end of each request.
 type Answers = Vec<(Vec<u32>, Option<Finish>)>;
@@ -65,18 +66,8 @@ fn interpreter() {
 
 #[test]
 fn vulkan() {
-    let wanted = std::env::var("ZINC_TEST_VULKAN").ok();
-    if wanted.as_deref().is_some_and(|d| d.starts_with("radv:")) {
-        println!("not run: the driver has no hardware");
-        return;
+    let open = || support::vulkan(&zinc_vulkan::Options::default());
+    if open().is_some() {
+        check(&|| Box::new(open().expect("as before")), 300);
     }
-    let devices = list_devices().unwrap_or_default();
-    let Some(report) = devices.iter().find(|d| d.usable.is_ok() && !d.no_hardware) else {
-        assert!(wanted.is_none(), "no usable device with {wanted:?}: {devices:?}");
-        println!("not run: no Vulkan device");
-        return;
-    };
-    let index = report.index;
-    let open = || VulkanDevice::open(index, &zinc_vulkan::Options::default()).expect("a usable device opens");
-    check(&|| Box::new(open()), 300);
 }

@@ -1,5 +1,7 @@
 //! The Vulkan device, on the driver set this test runs in, against independent implementations.
 
+mod support;
+
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
@@ -8,23 +10,12 @@ use zinc_conformance::{
 };
 use zinc_ir::device::{Caps, Device};
 use zinc_ir::plan::{ActPrecision, KvType};
-use zinc_vulkan::{DeviceType, Options, VulkanDevice, list_devices};
+use zinc_vulkan::{DeviceType, Options, VulkanDevice};
 
 /// Runs `test` on the device with the validation layer on; any message is a failure.
 fn on_device(test: impl Fn(&mut VulkanDevice)) {
-    let wanted = std::env::var("ZINC_TEST_VULKAN").ok();
-    if wanted.as_deref().is_some_and(|d| d.starts_with("radv:")) {
-        println!("not run: the driver has no hardware");
-        return;
-    }
-    let devices = list_devices().unwrap_or_default();
-    let Some(report) = devices.iter().find(|d| d.usable.is_ok() && !d.no_hardware) else {
-        assert!(wanted.is_none(), "no usable device with {wanted:?}: {devices:?}");
-        println!("not run: no Vulkan device");
-        return;
-    };
     let options = Options { validation: true, emulated_matrices: true, ..Options::default() };
-    let mut device = VulkanDevice::open(report.index, &options).expect("a usable device opens");
+    let Some(mut device) = support::vulkan(&options) else { return };
     test(&mut device);
     let messages = device.validation_messages();
     assert!(messages.is_empty(), "the validation layer said:\n{}", messages.join("\n"));

@@ -146,7 +146,7 @@ impl<'d> Rig<'d> {
     }
 
     fn compile(&mut self, kernels: Vec<Kernel>) -> Result<Vec<Tool>, VulkanError> {
-        let made = compile_all(&self.gpu, self.cache, &mut self.pipelines, &kernels, &mut |_, _| ())?;
+        let made = compile_all(&self.gpu, self.cache, &mut self.pipelines, &kernels, &mut |_, _| Ok(()))?;
         Ok(kernels.into_iter().zip(made).map(|(kernel, pipeline)| Tool { kernel, pipeline }).collect())
     }
 
