@@ -73,6 +73,7 @@ impl CpuDevice {
             dot4: chain(16 * 8, dot_fn(isa)),
             matrices: vec![],
             took: start.elapsed().as_secs_f64(),
+            spread: 0.0,
         })
     }
 

@@ -42,7 +42,14 @@ pub struct Measured {
     pub matrices: Vec<MatrixRate>,
     /// Seconds that measuring took.
     pub took: f64,
+    /// How far the best pass was ahead of the second best, as a part of it, in the figure where they differ most: large if
+    /// the machine was busy.
+    #[serde(default)]
+    pub spread: f64,
 }
+
+/// A [`Measured::spread`] up to this is what idle machines have.
+pub const USUAL_SPREAD: f64 = 0.1;
 
 /// A streaming read.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -116,6 +123,23 @@ impl Measured {
         }
     }
 
+    /// The best of some passes over the same device, with their [`Measured::spread`]; `None` of none. Whatever else the
+    /// machine does can only make a pass slower.
+    pub fn best_of(passes: &[Measured]) -> Option<Measured> {
+        let figures = [Measured::read, |m: &Measured| m.write, |m: &Measured| m.fma, |m: &Measured| m.dot4];
+        let best = passes.iter().max_by(|a, b| a.read().total_cmp(&b.read()))?;
+        let ranked = figures.map(|figure| {
+            let mut all: Vec<f64> = passes.iter().map(figure).collect();
+            all.sort_by(|a, b| b.total_cmp(a));
+            all
+        });
+        let spread = ranked.iter().filter_map(|all| Some((all[0] - all.get(1)?) / all[0].max(f64::MIN_POSITIVE)));
+        let spread = spread.fold(0.0, f64::max);
+        let (write, fma, dot4) = (ranked[1][0], ranked[2][0], ranked[3][0]);
+        let took = passes.iter().map(|pass| pass.took).sum();
+        Some(Measured { write, fma, dot4, spread, took, ..best.clone() })
+    }
+
     /// Whether every figure that must be there is a positive number: what was stored may have been damaged.
     pub fn is_sound(&self) -> bool {
         let positive = |x: &f64| x.is_finite() && *x > 0.0;
@@ -169,6 +193,23 @@ mod tests {
         near(564, 4e-6);
         near(5000, 5e-6);
         assert_eq!(Measured::default().dependent_launch(3), 0.0);
+    }
+
+    #[test]
+    fn the_best_of_passes_counts_and_tells_whether_it_was_alone() {
+        let slower = |by: f64| {
+            let mut m = Measured { write: 1e9 / by, took: 1.0, ..measured() };
+            m.reads.iter_mut().for_each(|r| r.rate /= by);
+            m
+        };
+        let faster_arithmetic = Measured { fma: 1.05e12, ..slower(2.0) };
+        let disturbed = Measured::best_of(&[measured(), faster_arithmetic.clone()]).expect("two passes");
+        assert_eq!((disturbed.read(), disturbed.write, disturbed.fma), (5e9, 1e9, 1.05e12));
+        assert!((disturbed.spread - 0.5).abs() < 1e-9, "{}", disturbed.spread);
+        let again = Measured::best_of(&[faster_arithmetic, measured(), slower(1.02)]).expect("three passes");
+        assert!(again.spread < USUAL_SPREAD && again.took == 2.0, "{again:?}");
+        assert_eq!(Measured::best_of(&[measured()]).expect("one").spread, 0.0);
+        assert_eq!(Measured::best_of(&[]), None);
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME[:FORMAT]", conflicts_with_all = ["path", "model"])]
     pub(crate) shape: Option<String>,
     /// Give the shape only this many layers
-    #[arg(long, value_name = "N", requires = "shape")]
+    #[arg(long, value_name = "N", requires = "shape", conflicts_with_all = ["path", "model"])]
     pub(crate) layers: Option<u32>,
 }
 
@@ -134,7 +134,8 @@ pub(crate) struct ComputeArgs {
     /// CPU threads; 0: one per core
     #[arg(short = 't', long, default_value_t = 0, value_name = "N", overrides_with = "threads")]
     pub(crate) threads: usize,
-    /// Most tokens of a conversation or text; 0: as many as the model was trained for. Default: that, but at most 4096
+    /// Most tokens of a conversation or text; 0: as many as the model was trained for. Default: that, but at most 4096,
+    /// or what prompt and -n need
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     pub(crate) ctx_size: Option<u32>,
     /// Most tokens per step

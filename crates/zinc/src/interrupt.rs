@@ -5,8 +5,8 @@ use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Counts how often Ctrl-C was pressed since it was last taken. The third time without a reaction ends the program at
-/// once.
+/// Counts how often Ctrl-C was pressed since it was last taken. The second time without a reaction ends the program at
+/// once: a step of a long prompt can take a while.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
     presses: Arc<AtomicU32>,
@@ -20,7 +20,7 @@ impl Interrupt {
         let interrupt = Interrupt::default();
         let Interrupt { presses, idle } = interrupt.clone();
         let handler = move || {
-            if presses.fetch_add(1, Ordering::Relaxed) >= 2 || idle.load(Ordering::Relaxed) {
+            if presses.fetch_add(1, Ordering::Relaxed) >= 1 || idle.load(Ordering::Relaxed) {
                 std::process::exit(130);
             }
         };

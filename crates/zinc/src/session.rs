@@ -39,11 +39,35 @@ pub(crate) struct Session {
     pub(crate) load_time: Duration,
 }
 
-/// Sizes a command needs beyond what the user asked for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Needs {
-    /// This context, whatever `-c` says by default.
-    pub(crate) context: Option<u32>,
+/// The context that a command needs where `-c` says nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Needs {
+    /// The usual one.
+    Usual,
+    /// This one.
+    Exactly(u32),
+    /// Room for so many tokens, as far as the model was trained for them, and the usual one at least.
+    AtLeast(u64),
+}
+
+impl Needs {
+    /// Tokens of context for a model that was trained for `trained`; `None`: the usual.
+    fn context(self, trained: u32) -> Option<u32> {
+        match self {
+            Needs::Usual => None,
+            Needs::Exactly(n) => Some(n),
+            Needs::AtLeast(n) => Some(u32::try_from(n).unwrap_or(trained).max(DEFAULT_CONTEXT).min(trained)),
+        }
+    }
+}
+
+/// A model that has been read, but not loaded.
+pub(crate) struct Begun {
+    /// Where it came from.
+    pub(crate) source: Source,
+    /// Its tokenizer.
+    pub(crate) tokenizer: Tokenizer,
+    start: Instant,
 }
 
 /// Name of a precision, as `--act` spells it.
@@ -93,23 +117,24 @@ impl ComputeArgs {
     }
 }
 
-impl Session {
-    /// Loads a model; says on stderr which device it took and why.
-    pub(crate) fn open(
-        model: &ModelArgs,
-        compute: &ComputeArgs,
-        needs: Needs,
-        interrupt: &Interrupt,
-    ) -> Result<Session> {
+impl Begun {
+    /// Reads a model.
+    pub(crate) fn new(model: &ModelArgs, interrupt: &Interrupt) -> Result<Begun> {
         let start = Instant::now();
-        let kv = compute.kv()?;
         let source = Source::open(model, Some(interrupt))?;
         let tokenizer = source.tokenizer()?;
+        Ok(Begun { source, tokenizer, start })
+    }
+
+    /// Loads it; says on stderr which device it took and why.
+    pub(crate) fn load(self, compute: &ComputeArgs, needs: Needs, interrupt: &Interrupt) -> Result<Session> {
+        let kv = compute.kv()?;
+        let Begun { source, tokenizer, start } = self;
         let opened = device::open(compute)?;
         say!("device: {} ({})", opened.device.description(), opened.why);
         let act = compute.act(opened.is_cpu);
         let trained = source.model.spec.context;
-        let context = compute.context(trained, needs.context);
+        let context = compute.context(trained, needs.context(trained));
         if context > trained {
             say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
@@ -134,6 +159,18 @@ impl Session {
         }
         Ok(session)
     }
+}
+
+impl Session {
+    /// Reads and loads a model.
+    pub(crate) fn open(
+        model: &ModelArgs,
+        compute: &ComputeArgs,
+        needs: Needs,
+        interrupt: &Interrupt,
+    ) -> Result<Session> {
+        Begun::new(model, interrupt)?.load(compute, needs, interrupt)
+    }
 
     fn describe(&self, context: u32) {
         let memory = self.engine.device().memory();
@@ -147,5 +184,21 @@ impl Session {
         );
         say!("memory: {} MiB used, {} MiB available", memory.used >> 20, memory.available >> 20);
         say!("load: {:.2} s", self.load_time.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_context_grows_with_the_need_up_to_what_the_model_was_trained_for() {
+        let of = |n, trained| Needs::AtLeast(n).context(trained);
+        assert_eq!(
+            [of(10, 8192), of(5000, 8192), of(9000, 8192), of(1 << 40, 8192)],
+            [4096, 5000, 8192, 8192].map(Some)
+        );
+        assert_eq!([of(10, 512), of(600, 512)], [Some(512), Some(512)]);
+        assert_eq!([Needs::Usual.context(512), Needs::Exactly(600).context(512)], [None, Some(600)]);
     }
 }

@@ -202,6 +202,19 @@ fn chat_reads_commands_and_answers() {
 }
 
 #[test]
+fn a_chat_without_room_names_clear() {
+    let m = model("llama");
+    let chat = ["chat", &m, "--chat-template", "chatml", "-c", "32", "--device", "cpu"];
+    let out = zinc_with(&format!("{}\n", "many words ".repeat(30)), &chat);
+    assert!(out.status.success());
+    assert!(
+        text(&out.stderr).contains("context has 32") && text(&out.stderr).contains("/clear"),
+        "{}",
+        text(&out.stderr)
+    );
+}
+
+#[test]
 fn bench_measures_a_file_and_a_shape() {
     let m = model("llama");
     let table = stdout(&zinc(&["bench", &m, "-p", "16", "-n", "4", "-r", "2", "--device", "cpu"]));
@@ -288,6 +301,7 @@ fn wrong_usage_is_exit_code_2() {
     fails(&zinc(&["run", &m, "-p", "a", "--top-p", "3"]), 2, &["top-p is 3"]);
     fails(&zinc(&["run", &m, "-p", "a", "--device", "cuda"]), 2, &["cuda", "vulkan"]);
     fails(&zinc(&["run", &m, "-p", "a", "-ctv", "f32"]), 2, &["--cache-type-k"]);
+    fails(&zinc(&["run", &m, "-p", "a", "--layers", "1"]), 2, &["--layers", "cannot be used with"]);
     fails(&zinc(&["detokenize", &m, "--ids", "1 x"]), 2, &["`x` is no token id"]);
 }
 
@@ -308,9 +322,26 @@ fn bad_files_and_prompts_are_explained() {
     fails(&run(&file("text.gguf", b"this is no model"), &[]), 1, &["text.gguf"]);
     fails(&run(&m, &["-c", "4"]), 1, &["needs", "context has 4", "-c"]);
     fails(&run(&m, &["-c", "64", "-n", "100"]), 1, &["100 to generate", "context has 64", "-n"]);
+    fails(&run(&m, &["-n", "5000"]), 1, &["5000 to generate", "context has 4096", "-c"]);
     let out = run(&m, &["-c", "32", "--temp", "0", "--ignore-eos"]);
     fails(&out, 1, &["the context of 32 tokens is full"]);
     assert!(!out.stdout.is_empty(), "the unfinished answer is shown");
+}
+
+#[test]
+fn the_context_has_room_for_what_is_to_be_generated() {
+    // The fixture was trained for the usual context: make that more.
+    let mut bytes = std::fs::read(model("llama")).expect("the model");
+    let key = b"llama.context_length";
+    let at = bytes.windows(key.len()).position(|w| w == key).expect("the key") + key.len() + 4;
+    assert_eq!(bytes[at..at + 4], 4096u32.to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&8192u32.to_le_bytes());
+    let file = scratch("long").join("m.gguf");
+    std::fs::write(&file, bytes).expect("written");
+    let line = ["run", "-m", &file.display().to_string(), "-p", "a b", "--device", "cpu", "--raw", "--ignore-eos"];
+    let out = zinc(&[&line[..], &["-n", "4200", "--temp", "0", "--json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&out)).expect("JSON");
+    assert_eq!(value["tokens"].as_array().map(Vec::len), Some(4200));
 }
 
 #[test]
@@ -557,6 +588,25 @@ mod ctrl_c {
         press(&child);
         let output = child.wait_with_output().expect("zinc ends");
         fails(&output, 130, &["tokens/s"]);
+    }
+
+    #[test]
+    fn ends_the_program_at_once_the_second_time() {
+        // One step of a long prompt, many seconds long.
+        let shape = ["bench", "--shape", "llama3.2-1b:q4_0", "--layers", "4", "-p", "4096", "-n", "0", "--ubatch-size"];
+        let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+            .args([&shape[..], &["4096", "--device", "cpu"]].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("zinc starts");
+        let mut byte = [0];
+        child.stderr.as_mut().expect("a pipe").read_exact(&mut byte).expect("it says which device it takes");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        press(&child);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        press(&child);
+        assert_eq!(child.wait().expect("zinc ends").code(), Some(130));
     }
 
     #[test]

@@ -55,6 +55,13 @@ fn what_does_not_fit_is_said_with_what_is_missing() {
 }
 
 #[test]
+fn a_context_of_0_is_what_the_model_was_trained_for() {
+    let line = ["--gpu", "rx7900xtx", "--shape", "llama3.2-1b:q4_k_m", "-c"];
+    let of = |context: &str| text(&predict(&[&line[..], &[context]].concat()).stdout);
+    assert!(of("0").contains("131072 tokens") && of("0") == of("131072"), "{}", of("0"));
+}
+
+#[test]
 fn an_unknown_card_is_answered_with_the_known_ones() {
     let out = predict(&["--gpu", "rtx5090", "--shape", "tiny"]);
     assert_eq!(out.status.code(), Some(2));
@@ -64,6 +71,10 @@ fn an_unknown_card_is_answered_with_the_known_ones() {
         "{message}"
     );
     assert!(text(&predict(&["--gpu", "list"]).stdout).contains("rx7900xtx"));
+    let list: serde_json::Value =
+        serde_json::from_str(&text(&predict(&["--gpu", "list", "--json"]).stdout)).expect("JSON");
+    let named = |card: &serde_json::Value| card["name"] == "rx7900xtx" && card["memory_gib"] == 24.0;
+    assert!(list.as_array().expect("cards").iter().any(named), "{list}");
 }
 
 #[test]

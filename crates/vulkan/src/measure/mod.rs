@@ -84,6 +84,7 @@ impl VulkanDevice {
             dot4,
             matrices,
             took,
+            spread: 0.0,
         })
     }
 }

@@ -165,7 +165,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         false => None,
     };
     let tests = Test::all(arguments);
-    let needs = Needs { context: tests.iter().map(Test::context).max() };
+    let needs = tests.iter().map(Test::context).max().map_or(Needs::Usual, Needs::Exactly);
     let mut session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
     let mut results = vec![];
     for test in tests {

@@ -22,6 +22,7 @@ use rustyline::error::ReadlineError;
 use serde_json::Value;
 use std::io::{ErrorKind, IsTerminal};
 use std::path::{Path, PathBuf};
+use zinc_engine::EngineError;
 
 const HELP: &str = "\
 /help            this list
@@ -31,6 +32,9 @@ const HELP: &str = "\
 /undo            forget the last message and its answer
 /exit, /quit     end (also Ctrl-D)
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+/// Tokens of context for the messages, where answers may be long (-n).
+const ROOM: u64 = 1024;
 
 /// Talks with a model; /help lists the commands there are in a conversation.
 #[derive(Args, Debug)]
@@ -54,7 +58,11 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = Settings::new(&arguments.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
+    let needs = match settings.predict {
+        Some(n) => Needs::AtLeast(n as u64 + ROOM),
+        None => Needs::Usual,
+    };
+    let session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
     interrupt.check()?;
     let chat = Chat::new(&arguments.template, &session.source, &session.tokenizer)?.ok_or_else(|| {
         anyhow!(
@@ -223,6 +231,9 @@ impl Conversation {
             Err(error) if error.is::<std::io::Error>() => Err(error),
             Err(error) => {
                 say!("zinc: {}", words(&error));
+                if let Some(EngineError::Context { .. }) = error.downcast_ref() {
+                    say!("(/clear forgets the conversation so far, /undo the last message and its answer)");
+                }
                 Ok(false)
             }
         }

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let ids = parse_ids(&read_file(&arguments.tokens)?)?;
     let interrupt = Interrupt::install()?;
-    let needs = Needs { context: Some(ids.len().max(1) as u32) };
+    let needs = Needs::Exactly(ids.len().max(1) as u32);
     let mut session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
     let rows = ids.len();
     let logits = all_logits(&mut session, ids, 0, &interrupt)?;

@@ -78,8 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let text = prompt::text(None, arguments.file.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let mut session =
-        Session::open(&arguments.model, &arguments.compute, Needs { context: Some(chunk as u32) }, &interrupt)?;
+    let needs = Needs::Exactly(chunk as u32);
+    let mut session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
     let ids = session.tokenizer.encode(&text, true, false)?;
     let all = ids.len() / chunk;
     let count = if arguments.chunks < 0 { all } else { all.min(arguments.chunks as usize) };

@@ -36,8 +36,9 @@ pub(crate) struct Arguments {
     /// The card; `list` lists those that are known
     #[arg(long, value_name = "NAME")]
     gpu: String,
-    /// Tokens of context that memory is reckoned for. Default: 8192, or as many as the model was trained for
-    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Tokens of context that memory is reckoned for. Default: 8192, or as many as the model was trained for, which
+    /// is what 0 says, too
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     ctx_size: Option<u32>,
     /// Element type of cached keys and values
     #[arg(long, default_value = "f16", value_name = "TYPE")]
@@ -63,6 +64,9 @@ struct Report {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.gpu == "list" {
+        if arguments.json {
+            return print_line(&serde_json::to_string_pretty(&cards_json())?);
+        }
         let lines: Vec<String> = CARDS.iter().map(|c| format!("{:<10} {}", c.name, c.title)).collect();
         return print_line(&lines.join("\n"));
     }
@@ -77,7 +81,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn report(arguments: &Arguments, card: &'static Card, source: &Source) -> Result<Report> {
     let trained = source.model.spec.context;
-    let context = arguments.ctx_size.unwrap_or(trained.min(8192)).next_multiple_of(PAGE_TOKENS);
+    let context = match arguments.ctx_size {
+        Some(0) => trained,
+        Some(n) => n,
+        None => trained.min(8192),
+    };
+    let context = context.next_multiple_of(PAGE_TOKENS);
     let (act, kv_type) = (arguments.act.into(), arguments.cache_type_k.into());
     let graph = &source.model.graph;
     let kv = Arc::new(KvLayout::new(graph, kv_type, context / PAGE_TOKENS));
@@ -176,6 +185,17 @@ fn kinds(visible: u32, p: &Prediction, out: &mut String) -> Result<()> {
         writeln!(out, "{name:<20} {:>5} {mb:>10.1} {us:>9.1} {:>6.0}", k.launches, k.bytes as f64 / us / 1e3)?;
     }
     Ok(())
+}
+
+/// The cards that are known.
+fn cards_json() -> Value {
+    let card = |c: &Card| {
+        json!({
+            "name": c.name, "title": c.title, "chip": c.chip, "memory_gib": c.memory_gib,
+            "published_gbps": c.published_gbps, "streaming_gbps": c.streaming_gbps(),
+        })
+    };
+    CARDS.iter().map(card).collect()
 }
 
 fn as_json(r: &Report) -> Value {

@@ -6,12 +6,15 @@ use crate::generate::{End, Settings, generate, print_speed};
 use crate::interrupt::Interrupt;
 use crate::output::{print, print_line};
 use crate::prompt::{self, Chat};
-use crate::session::{Needs, Session, act_name};
+use crate::session::{Begun, Needs, act_name};
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use zinc_text::TextStart;
+
+/// Tokens of context for an answer whose length is not given.
+const ROOM: u64 = 1024;
 
 /// Answers one prompt and prints the speed on stderr.
 ///
@@ -44,24 +47,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut settings = Settings::new(&arguments.sampling)?;
     let text = prompt::text(arguments.prompt.as_deref(), arguments.file.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let mut session = Session::open(&arguments.model, &arguments.compute, Needs::default(), &interrupt)?;
+    let model = Begun::new(&arguments.model, &interrupt)?;
     interrupt.check()?;
     let chat = match arguments.raw {
         true => None,
-        false => Chat::new(&arguments.template, &session.source, &session.tokenizer)?,
+        false => Chat::new(&arguments.template, &model.source, &model.tokenizer)?,
     };
     let ids = match &chat {
         Some(chat) => {
             let mut messages = chat.beginning();
             messages.push(prompt::message("user", &text));
-            session.tokenizer.encode_prompt(&chat.render(&messages)?)?
+            model.tokenizer.encode_prompt(&chat.render(&messages)?)?
         }
         None => {
             settings.start = TextStart::Continuation;
             // Who writes the whole prompt may write special tokens, too.
-            session.tokenizer.encode(&text, true, true)?
+            model.tokenizer.encode(&text, true, true)?
         }
     };
+    let needs = Needs::AtLeast(ids.len() as u64 + settings.predict.map_or(ROOM, u64::from));
+    let mut session = model.load(&arguments.compute, needs, &interrupt)?;
+    interrupt.check()?;
     let mut show = |piece: &str| if arguments.json { Ok(()) } else { print(piece) };
     let answer = generate(&mut session, ids, &settings, &interrupt, &mut show)?;
     if arguments.json {
