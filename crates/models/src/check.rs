@@ -52,13 +52,17 @@ impl Expected {
 /// Fills in `spec.tensors`. After this the architecture's `forward` cannot fail.
 ///
 /// # Errors
-/// A tensor is missing, unknown to the architecture, of another shape, or in a format without kernels.
+/// A tensor is missing, unknown to the architecture, of another shape, in a format without kernels, or a vector with
+/// something that is no finite number.
 pub(crate) fn tensors(gguf: &Gguf, spec: &mut ModelSpec, expected: Vec<Expected>) -> Result<(), ModelError> {
     let mut tensors = BTreeMap::new();
     for e in expected {
         match gguf.tensor(&e.name) {
             Some(info) => {
                 let format = checked_format(info, &e)?;
+                if e.vector {
+                    finite(gguf, info)?;
+                }
                 tensors.insert(e.name, TensorSpec { rows: e.rows, cols: e.cols, format });
             }
             None if e.optional => {}
@@ -108,12 +112,24 @@ fn checked_format(info: &TensorInfo, e: &Expected) -> Result<&'static QuantForma
     Ok(format)
 }
 
+/// The values of an F32 vector of the file.
+fn values<'g>(gguf: &'g Gguf, info: &TensorInfo) -> impl Iterator<Item = f32> + 'g {
+    gguf.data(info).chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// One NaN in a vector spoils every token's values. Matrices are not searched: that takes as long as loading them.
+fn finite(gguf: &Gguf, info: &TensorInfo) -> Result<(), ModelError> {
+    match values(gguf, info).enumerate().find(|(_, x)| !x.is_finite()) {
+        Some((index, value)) => Err(ModelError::NotFinite { name: info.name.clone(), index, value }),
+        None => Ok(()),
+    }
+}
+
 /// The values of an F32 vector of the file, all of which must be positive; none if it is absent.
 pub(crate) fn positive_table(gguf: &Gguf, expected: &Expected) -> Result<Vec<f32>, ModelError> {
     let Some(info) = gguf.tensor(&expected.name) else { return Ok(vec![]) };
     checked_format(info, expected)?;
-    let values = gguf.data(info).chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let values: Vec<f32> = values.collect();
+    let values: Vec<f32> = values(gguf, info).collect();
     match values.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
         Some(bad) => Err(ModelError::BadTable { name: expected.name.clone(), value: *bad }),
         None => Ok(values),

@@ -48,6 +48,16 @@ pub enum ModelError {
         /// The number.
         value: f32,
     },
+    /// A norm, bias or table holds something that is no finite number.
+    #[error("tensor \"{name}\" holds {value} at element {index}; the file is damaged, get or convert it again")]
+    NotFinite {
+        /// Name.
+        name: String,
+        /// Place in it.
+        index: usize,
+        /// What is there.
+        value: f32,
+    },
     /// A tensor that every such model has is absent.
     #[error("tensor \"{name}\" is missing, which every {architecture} model has; get or convert the file again")]
     MissingTensor {

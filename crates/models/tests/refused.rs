@@ -156,6 +156,12 @@ fn tensors_are_checked() {
     load("llama").tensor("blk.0.attn_q_norm.weight", &[32], TensorType::F32).refused("no part of a llama model");
     load("llama").tensor("rope_freqs.weight", &[15], TensorType::F32).refused("rope_freqs.weight");
     load("llama").tensor("rope_freqs.weight", &[16], TensorType::F32).refused("table of positive numbers");
+    for bad in [f32::NAN, f32::INFINITY] {
+        let data: Vec<u8> = (0..128).flat_map(|i| if i == 77 { bad } else { 1.0 }.to_le_bytes()).collect();
+        let norm = |name| load("llama").tensor_of(name, &[128], TensorType::F32, data.clone());
+        norm("blk.0.attn_norm.weight").refused(&format!("\"blk.0.attn_norm.weight\" holds {bad} at element 77"));
+        norm("output_norm.weight").refused("file is damaged");
+    }
 }
 
 #[test]
