@@ -5,19 +5,15 @@
 //!   └─ per span of 256 positions: pages of 32 ─► scores [q][32] ─► online softmax ─► values [q][dim]
 //!        └─ spans merged in order ─► out
 //! ```
-//! Inside a page the CPU keeps K transposed (`[dim][32 tokens]`), so that scores need no sums
-//! across lanes; V stays `[32 tokens][dim]`. Heads are padded to 16 elements. A row's
-//! result depends only on its own context: spans are cut at the same positions whether a row comes
+//! A row's result depends only on its own context: spans are cut at the same positions whether a row comes
 //! alone (spans in parallel) or in a prompt.
 
+use crate::kv::{Area, KvElement, PAGE};
 use crate::memory::SharedPtr;
 use crate::scratch::Scratch;
 use crate::simd::{Lanes, dispatch, exp};
 use crate::{Isa, Pool};
 use std::ops::Range;
-
-/// Tokens of a page.
-pub(crate) const PAGE: usize = zinc_ir::plan::PAGE_TOKENS as usize;
 
 /// Positions whose softmax is computed apart from the others; a multiple of [`PAGE`].
 const SPAN: usize = 256;
@@ -27,85 +23,6 @@ const BLOCK_QUERIES: usize = 48;
 
 /// Below every score: where a running maximum starts. Finite, so that differences are numbers.
 const LOWEST: f32 = -1e30;
-
-/// Element of cached K and V.
-pub(crate) trait KvElement: Copy + Send + Sync + 'static {
-    /// # Safety
-    /// The features of `V`; 16 elements at `p`.
-    unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
-    /// Values rounded to elements.
-    fn convert(isa: Isa, x: &[f32]) -> Scratch<Self>;
-}
-
-impl KvElement for f32 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const f32) -> V::F {
-        // SAFETY: the caller's promise.
-        unsafe { V::load(p) }
-    }
-    fn convert(_: Isa, x: &[f32]) -> Scratch<f32> {
-        Scratch::of(x.iter().copied())
-    }
-}
-
-/// Halves as bits.
-impl KvElement for u16 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const u16) -> V::F {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_f16(p) }
-    }
-    fn convert(isa: Isa, x: &[f32]) -> Scratch<u16> {
-        let mut out = Scratch::filled(x.len(), 0);
-        crate::rows::to_f16(isa, x, &mut out);
-        out
-    }
-}
-
-/// One layer's K or V: `[page][kv head][padded dim · 32]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Area {
-    pub(crate) heads: usize,
-    /// Elements of a head.
-    pub(crate) dim: usize,
-    pub(crate) pages: usize,
-}
-
-impl Area {
-    /// Elements of a head with padding.
-    pub(crate) fn padded(&self) -> usize {
-        self.dim.next_multiple_of(16)
-    }
-    /// Elements of one head of one page.
-    fn head(&self) -> usize {
-        self.padded() * PAGE
-    }
-    /// Elements of a page.
-    pub(crate) fn page(&self) -> usize {
-        self.heads * self.head()
-    }
-    /// Elements of the area.
-    pub(crate) fn elements(&self) -> usize {
-        self.pages * self.page()
-    }
-}
-
-/// Writes a token's K (`[head][dim]`) and V into slot `slot` (page · 32 + token in page).
-///
-/// # Panics
-/// When the slot or a length is out of range.
-pub(crate) fn append<E: KvElement>(area: &Area, k_cache: &mut [E], v_cache: &mut [E], slot: usize, k: &[E], v: &[E]) {
-    let (page, token) = (slot / PAGE, slot % PAGE);
-    assert!(page < area.pages, "KV page {page} of {}", area.pages);
-    let width = area.padded();
-    for h in 0..area.heads {
-        let at = page * area.page() + h * area.head();
-        let row = h * area.dim..(h + 1) * area.dim;
-        let k_page = k_cache[at..at + area.head()].chunks_exact_mut(PAGE);
-        k_page.zip(&k[row.clone()]).for_each(|(tokens, x)| tokens[token] = *x);
-        v_cache[at + token * width..][..area.dim].copy_from_slice(&v[row]);
-    }
-}
 
 /// What a query row may see.
 #[derive(Clone, Copy, Debug)]
@@ -538,6 +455,7 @@ dispatch!(merge_fn, merge_entry [] [] => merge_states(total: &mut State, part: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::append;
 
     /// The definition, in f64.
     fn reference(a: &Attention<'_, f32>, q: &[f32], row: usize, head: usize) -> Vec<f64> {

@@ -8,6 +8,7 @@
 
 mod attention;
 mod device;
+mod kv;
 mod matmul;
 mod measure;
 mod memory;

@@ -3,7 +3,8 @@
 use super::DeviceError;
 use super::model::{Kv, KvLayer, Model};
 use super::program::{Kind, ProductSpec, Program, RowOp, Slot, Work};
-use crate::attention::{Attention, KvElement, Row, append};
+use crate::attention::{Attention, Row};
+use crate::kv::{KvElement, append};
 use crate::matmul::{Product, multiply};
 use crate::memory::SharedPtr;
 use crate::scratch::Scratch;

@@ -1,7 +1,7 @@
 //! What `load` leaves behind: weights in the kernels' form, and the cache.
 
 use super::DeviceError;
-use crate::attention::Area;
+use crate::kv::Area;
 use crate::{Isa, Packed, Pool};
 use std::sync::Arc;
 use zinc_ir::device::{Progress, WeightSource};

@@ -222,15 +222,36 @@ unsafe fn k_scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
     }
 }
 
+/// One scale for all columns of a block, and no minimum.
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(crate) unsafe fn plain_scale<V: Lanes>(d: V::F) -> Scales<V> {
+    // SAFETY: the caller's promise.
+    Scales { d, d1: d, m: unsafe { V::splat(0.0) } }
+}
+
+/// Scales of Q3_K and Q6_K: d, then 16 × signed scales, two for each block.
+///
+/// # Safety
+/// The features of `V`; `s` is such a record, `sub < 8`.
+#[inline(always)]
+pub(crate) unsafe fn half_scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
+    // SAFETY: 32 bytes of d, then 16 bytes for each half block.
+    unsafe {
+        let d = V::load_f16(s.cast());
+        let at = s.add(32 + 32 * sub);
+        Scales { d: V::mul(d, V::load_i8(at)), d1: V::mul(d, V::load_i8(at.add(16))), m: V::splat(0.0) }
+    }
+}
+
 /// # Safety
 /// The features of `V`; `s` holds 16 halves.
 #[inline(always)]
 pub(crate) unsafe fn one_scale<V: Lanes>(s: *const u8) -> Scales<V> {
     // SAFETY: the caller's promise.
-    unsafe {
-        let d = V::load_f16(s.cast());
-        Scales { d, d1: d, m: V::splat(0.0) }
-    }
+    unsafe { plain_scale::<V>(V::load_f16(s.cast())) }
 }
 
 /// # Safety
@@ -412,12 +433,8 @@ impl Quant for Q6K {
     const FILE_BYTES: usize = 210;
     #[inline(always)]
     unsafe fn scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
-        // SAFETY: 32 bytes of d, then 16 bytes for each half block.
-        unsafe {
-            let d = V::load_f16(s.cast());
-            let at = s.add(32 + 32 * sub);
-            Scales { d: V::mul(d, V::load_i8(at)), d1: V::mul(d, V::load_i8(at.add(16))), m: V::splat(0.0) }
-        }
+        // SAFETY: such a record.
+        unsafe { half_scales::<V>(s, sub) }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], h: &mut [u8], s: &mut [u8]) {
         put_half(s, 0, row, &block[208..]);

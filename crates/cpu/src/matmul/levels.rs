@@ -4,7 +4,7 @@
 //! nibble ─pick16─► level + OFFSET (a byte) ─► the same products as any integer format
 //! ```
 
-use super::format::{Quant, Scales, one_scale, pack_nibbles, put_half, put_word, word};
+use super::format::{Quant, Scales, half_scales, one_scale, pack_nibbles, plain_scale, put_half, put_word, word};
 use crate::simd::Lanes;
 use zinc_ir::quant::{grids, levels};
 
@@ -52,10 +52,7 @@ impl Quant for Iq4Xs {
     #[inline(always)]
     unsafe fn scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
         // SAFETY: 32 bytes of d, then 16 bytes for each block.
-        unsafe {
-            let d = V::mul(V::load_f16(s.cast()), V::load_i8(s.add(32 + 16 * sub)));
-            Scales { d, d1: d, m: V::splat(0.0) }
-        }
+        unsafe { plain_scale::<V>(V::mul(V::load_f16(s.cast()), V::load_i8(s.add(32 + 16 * sub)))) }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], _: &mut [u8], s: &mut [u8]) {
         put_half(s, 0, row, block);
@@ -79,10 +76,7 @@ impl Quant for Mxfp4 {
     #[inline(always)]
     unsafe fn scales<V: Lanes>(s: *const u8, _: usize) -> Scales<V> {
         // SAFETY: the record holds 16 floats.
-        unsafe {
-            let d = V::load(s.cast());
-            Scales { d, d1: d, m: V::splat(0.0) }
-        }
+        unsafe { plain_scale::<V>(V::load(s.cast())) }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], _: &mut [u8], s: &mut [u8]) {
         let e = block[0];
@@ -103,12 +97,8 @@ impl Quant for Q3K {
     const FILE_BYTES: usize = 110;
     #[inline(always)]
     unsafe fn scales<V: Lanes>(s: *const u8, sub: usize) -> Scales<V> {
-        // SAFETY: 32 bytes of d, then 16 bytes for each half block.
-        unsafe {
-            let d = V::load_f16(s.cast());
-            let at = s.add(32 + 32 * sub);
-            Scales { d: V::mul(d, V::load_i8(at)), d1: V::mul(d, V::load_i8(at.add(16))), m: V::splat(0.0) }
-        }
+        // SAFETY: such a record.
+        unsafe { half_scales::<V>(s, sub) }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], _: &mut [u8], s: &mut [u8]) {
         put_half(s, 0, row, &block[108..]);
@@ -164,8 +154,7 @@ impl Quant for Iq3Xxs {
         // SAFETY: 32 bytes of d, then 16 bytes for each block.
         unsafe {
             let four = V::add(V::load_u8(s.add(32 + 16 * sub)), V::splat(0.5));
-            let d = V::mul(V::mul(V::load_f16(s.cast()), four), V::splat(0.5));
-            Scales { d, d1: d, m: V::splat(0.0) }
+            plain_scale::<V>(V::mul(V::mul(V::load_f16(s.cast()), four), V::splat(0.5)))
         }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], _: &mut [u8], s: &mut [u8]) {
@@ -200,8 +189,7 @@ impl Quant for Iq3S {
         unsafe {
             // Exact: an integer of five bits.
             let odd = V::fma(V::load_u8(s.add(32 + 16 * sub)), V::splat(2.0), V::splat(1.0));
-            let d = V::mul(V::mul(V::load_f16(s.cast()), odd), V::splat(2.0));
-            Scales { d, d1: d, m: V::splat(0.0) }
+            plain_scale::<V>(V::mul(V::mul(V::load_f16(s.cast()), odd), V::splat(2.0)))
         }
     }
     fn pack(block: &[u8], row: usize, q: &mut [u8], _: &mut [u8], s: &mut [u8]) {
