@@ -39,6 +39,9 @@ const VULKAN: &[&str] = &[
 ];
 /// Instrumented shaders compile slowly: every operation of the IR, not every model.
 const INSTRUMENTED: &[&str] = &["--package", "zinc-vulkan", "--tests"];
+/// The engine on the device: steps in flight, allocations, programs made ahead.
+const ENGINE_ON_VULKAN: &[&str] =
+    &["--package=zinc-conformance", "--test=streams", "--test=allocations", "--test=ahead"];
 /// Whole models through the binary's crate.
 const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real", "--test", "tune"];
 const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
@@ -50,6 +53,7 @@ const JOBS: &[Job] = &[
     Job { name: "vulkan, subgroups of 8", driver: Some("lavapipe-validated:256"), targets: VULKAN },
     Job { name: "vulkan, subgroups of 16", driver: Some("lavapipe-validated:512"), targets: VULKAN },
     Job { name: "vulkan, shaders instrumented", driver: Some("lavapipe-gpu-assisted"), targets: INSTRUMENTED },
+    Job { name: "engine on vulkan", driver: Some("lavapipe-validated"), targets: ENGINE_ON_VULKAN },
     Job { name: "models on vulkan", driver: Some("lavapipe-validated"), targets: MODELS_ON_VULKAN },
     // One process per family: Mesa reads the family once.
     Job { name: "compile for navi33", driver: Some("radv:navi33"), targets: RADV },
