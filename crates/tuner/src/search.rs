@@ -141,8 +141,23 @@ pub fn tune(
     let start = host.now();
     let (rounds, timed, dropped, barred, rule_costs) = (0, 0, 0, 0, vec![]);
     let (steps, duel) = (STEPS[0], Duration::ZERO);
-    let mut search =
-        Search { trial, contests, record, host, rule_costs, steps, duel, start, rounds, timed, dropped, barred };
+    let (fastest, least_rousing) = (f64::INFINITY, LONGEST_ROUSING);
+    let mut search = Search {
+        trial,
+        contests,
+        record,
+        host,
+        rule_costs,
+        steps,
+        duel,
+        fastest,
+        least_rousing,
+        start,
+        rounds,
+        timed,
+        dropped,
+        barred,
+    };
     let ending = match search.run(settings.budget) {
         Ok(ending) => ending,
         Err(Fault::Lost(error)) => {
@@ -238,6 +253,10 @@ struct Search<'a, 'h> {
     steps: u32,
     /// What the duel at the end will take.
     duel: Duration,
+    /// Seconds of one launch of each key by rule, at the fastest.
+    fastest: f64,
+    /// The device works for so long before it is trusted to be awake: long at first, when nothing is known.
+    least_rousing: Duration,
     start: Duration,
     rounds: u32,
     timed: u32,
@@ -248,6 +267,10 @@ struct Search<'a, 'h> {
 /// A cut is timed in about this long, in at least and at most so many steps.
 const TIMING: Duration = Duration::from_millis(60);
 const STEPS: [u32; 2] = [5, 40];
+/// Steps between two looks at whether the device is awake, most of such looks, and the longest time for all of them.
+const ROUSING_STEPS: u32 = 4;
+const MOST_ROUSING: u32 = 2000;
+const LONGEST_ROUSING: Duration = Duration::from_millis(600);
 /// Turns of a duel for each side, of half as many steps.
 const TURNS: usize = 5;
 /// A gain below this part is no gain.
@@ -289,12 +312,13 @@ impl Search<'_, '_> {
 
     /// Times the rules, and the best cuts of an earlier search.
     fn time_starts(&mut self) -> Result<(), Fault> {
+        self.rouse()?;
+        self.least_rousing = Duration::ZERO;
         let before = self.host.now();
         self.time(&Tuned::new())?;
         let each = (self.host.now().saturating_sub(before) / (self.steps + 1)).max(Duration::from_micros(1));
         self.steps = u32::try_from(TIMING.as_micros() / each.as_micros()).unwrap_or(u32::MAX).clamp(STEPS[0], STEPS[1]);
-        self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1));
-        // Once more: a device may have been asleep.
+        self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1)) + LONGEST_ROUSING;
         let times = self.time(&Tuned::new())?;
         for (contest, time) in self.contests.iter_mut().zip(times) {
             contest.rule_seconds = time;
@@ -425,9 +449,31 @@ impl Search<'_, '_> {
         }
     }
 
+    /// Runs the rules' kernels until they are as fast as they ever were, so that what is timed next meets a device that
+    /// is wide awake: while kernels are compiled a GPU lowers its clock, to a sixth in the H200's case, and takes a
+    /// quarter of a second of work to raise it again. Gives up after a while: a device may have become slower for good.
+    fn rouse(&mut self) -> Result<(), Fault> {
+        let rules = self.trial.program(&Tuned::new())?;
+        self.trial.warm(&rules)?;
+        let start = self.host.now();
+        for _ in 0..MOST_ROUSING {
+            let samples = self.trial.times(&rules, ROUSING_STEPS)?;
+            let fastest = |list: &Vec<f64>| list.iter().copied().fold(f64::INFINITY, f64::min);
+            let now: f64 = samples.iter().map(fastest).sum();
+            let awake = now <= self.fastest * (1.0 + LEAST_GAIN);
+            self.fastest = self.fastest.min(now);
+            let spent = self.host.now().saturating_sub(start);
+            if spent > LONGEST_ROUSING || (awake && spent >= self.least_rousing) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Median seconds per launch of each key, with these cuts.
     fn time(&mut self, tuned: &Tuned) -> Result<Vec<f64>, Fault> {
         let program = self.trial.program(tuned)?;
+        self.rouse()?;
         self.trial.warm(&program)?;
         Ok(self.trial.times(&program, self.steps)?.iter_mut().map(|samples| median(samples)).collect())
     }
@@ -437,6 +483,7 @@ impl Search<'_, '_> {
         let sides = [Tuned::new(), self.tuned(&[])];
         let programs = sides.iter().map(|tuned| self.trial.program(tuned)).collect::<Result<Vec<Program>, _>>()?;
         programs.iter().try_for_each(|p| self.trial.warm(p))?;
+        self.rouse()?;
         // Medians by [side][key][turn].
         let mut medians = [vec![vec![]; self.contests.len()], vec![vec![]; self.contests.len()]];
         for _ in 0..TURNS {

@@ -336,11 +336,11 @@ fn the_compilers_statistics_drop_cuts_before_they_run() {
 
 #[test]
 fn the_budget_is_kept() {
-    let budget = Duration::from_millis(1000);
+    let budget = Duration::from_millis(2500);
     let out = search(FINE, &mut empty(), budget, u32::MAX);
     assert_eq!(out.report.ending, Ending::Budget);
-    // By this clock a step takes 1 ms and a round 43.
-    assert!(out.report.rounds > 5 && out.report.spent < budget + Duration::from_millis(50), "{:?}", out.report.spent);
+    // By this clock a step takes 1 ms, waking the device 600 at first, and a round 48.
+    assert!(out.report.rounds > 5 && out.report.spent < budget + Duration::from_millis(60), "{:?}", out.report.spent);
     let nothing = search(FINE, &mut empty(), Duration::ZERO, u32::MAX);
     assert_eq!(nothing.report.rounds, 0);
 }
