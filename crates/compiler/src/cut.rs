@@ -15,10 +15,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 use zinc_ir::graph::NodeId;
+use zinc_ir::plan::COUNTERS;
+use zinc_ir::quant::UNIT;
 
 /// Changes when kernels change so that a cut found best before need not be so now: stored cuts of another generation
 /// are forgotten.
-pub const GENERATION: u32 = 1;
+pub const GENERATION: u32 = 2;
 
 /// How a mat-vec's work is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -192,10 +194,12 @@ impl Space<'_> {
 /// Bytes of workgroup memory left for what kernels need besides their sums.
 const SHARED_RESERVE: u32 = 2048;
 
-/// Turns that make tiles of 32 rows, or twice and four times as many: what ends in quantized blocks needs.
+/// Turns that make tiles of 32 rows, or twice and four times as many, or parts of 32: for what ends in quantized blocks,
+/// a part only where there are counters for the blocks.
 pub(crate) fn whole_blocks(m: u32) -> impl Fn(u32, u32) -> Vec<u32> {
     move |subgroups, rows| {
-        let tiles = [32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile));
+        let parts = [8, 16].into_iter().filter(|_| m / UNIT <= COUNTERS);
+        let tiles = parts.chain([32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile)));
         let at_once = subgroups * rows;
         tiles.filter(|tile| tile.is_multiple_of(at_once)).map(|tile| tile / at_once).collect()
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use zinc_ir::graph::NodeId;
 use zinc_ir::kernel::ArgKind;
 use zinc_ir::plan::{
-    Buffer, CHAIN_ROWS, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes,
+    Buffer, CHAIN_ROWS, COUNTERS, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes,
 };
 
 /// Alignment of values in scratch; a cache line pair of every GPU we know.
@@ -141,6 +141,7 @@ fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, 
             Span { buffer: Buffer::Kv, offset: area.v, bytes: area.v - area.k }
         }
         Operand::Chain => Span { buffer: Buffer::Chain, offset: 0, bytes: CHAIN_ROWS as u64 * 4 },
+        Operand::Counters => Span { buffer: Buffer::Counters, offset: 0, bytes: COUNTERS as u64 * 4 },
         Operand::Temp(i) => {
             let (offset, bytes) = places.temps[region][i];
             Span { buffer: Buffer::Scratch, offset, bytes }
@@ -165,12 +166,14 @@ fn finish(
     for ((operand, access), arg) in sketch.args.iter().zip(&sketch.kernel.args) {
         let declared = matches!(
             (access, arg.kind),
-            (Access::Read, ArgKind::Read) | (Access::Write, ArgKind::Write) | (Access::ReadWrite, ArgKind::ReadWrite)
+            (Access::Read, ArgKind::Read)
+                | (Access::Write, ArgKind::Write)
+                | (Access::ReadWrite | Access::WriteRead, ArgKind::ReadWrite)
         );
         debug_assert!(declared, "{}: access of {}", sketch.kernel.name, arg.name);
         let span = span_of(ctx, places, inputs, index, *operand);
         launch.args.push(LaunchArg::Address { buffer: span.buffer, offset: span.offset });
-        if *access != Access::Write {
+        if matches!(access, Access::Read | Access::ReadWrite) {
             launch.reads.push(span);
         }
         if *access != Access::Read {

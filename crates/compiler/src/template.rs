@@ -54,6 +54,8 @@ pub enum Operand {
     KvV(u32),
     /// The tokens that a step leaves to the next one.
     Chain,
+    /// Counters of arrived tiles, zero before and after the launch.
+    Counters,
     /// Scratch of this region: index into [`Emission::temps`].
     Temp(usize),
 }
@@ -67,6 +69,8 @@ pub enum Access {
     Write,
     /// Both.
     ReadWrite,
+    /// Reads what it has written itself, and nothing else.
+    WriteRead,
 }
 
 /// A launch before buffers are placed.

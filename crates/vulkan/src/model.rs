@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use zinc_ir::device::{Progress, WeightSource};
 use zinc_ir::graph::{Graph, Weight, WeightId};
-use zinc_ir::plan::{KvLayout, weight_bytes};
+use zinc_ir::plan::{COUNTERS, KvLayout, weight_bytes};
 use zinc_ir::quant::Plane;
 use zinc_ir::synthetic::Recipe;
 
@@ -69,6 +69,8 @@ pub(crate) struct Model {
     pub(crate) kv: Arc<KvLayout>,
     weights: Chunks,
     pool: Chunks,
+    /// [`zinc_ir::plan::Buffer::Counters`].
+    pub(crate) counters: Buffer,
 }
 
 impl Model {
@@ -92,7 +94,8 @@ impl Model {
         }
         let weights = Chunks::new(gpu, &sizes, "the model's weights")?;
         let pool = Chunks::new(gpu, &layers, "the KV cache")?;
-        let model = Model { graph: graph.clone(), kv: kv.clone(), weights, pool };
+        let counters = Buffer::new(gpu, COUNTERS as u64 * 4, Place::Device, "counters")?;
+        let model = Model { graph: graph.clone(), kv: kv.clone(), weights, pool, counters };
         model.zero_pool(gpu, queue)?;
         model.upload(gpu, queue, repackers, source, progress)?;
         Ok(model)
@@ -121,7 +124,8 @@ impl Model {
     /// Unwritten KV rows are multiplied by a probability of zero: they must not be NaN.
     fn zero_pool(&self, gpu: &Arc<Gpu>, queue: &mut Queue) -> Result<(), VulkanError> {
         let zero = |buffer| Command::Zero { buffer, offset: 0, bytes: buffer.bytes };
-        let mut commands: Vec<Command<'_>> = self.pool.buffers.iter().map(zero).collect();
+        let buffers = self.pool.buffers.iter().chain([&self.counters]);
+        let mut commands: Vec<Command<'_>> = buffers.map(zero).collect();
         commands.push(Command::FullBarrier);
         let mut recording = Recording::new(gpu)?;
         recording.record(&commands, false)?;

@@ -203,6 +203,7 @@ impl<'a> Places<'a> {
             PlanBuffer::Inputs => Some(self.inputs.address + offset),
             PlanBuffer::Output => Some(self.output.unwrap_or(self.read_back).address + offset),
             PlanBuffer::Chain => Some(self.shared.chain.address + offset),
+            PlanBuffer::Counters => Some(self.shared.model.counters.address + offset),
         }
     }
 }

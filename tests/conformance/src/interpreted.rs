@@ -12,7 +12,7 @@ use zinc_ir::graph::{Graph, WeightId};
 use zinc_ir::immediate::Immediate;
 use zinc_ir::kernel::Scalar;
 use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
-use zinc_ir::plan::{Buffer, CHAIN_ROWS, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
+use zinc_ir::plan::{Buffer, CHAIN_ROWS, COUNTERS, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
 
 /// Abilities of an imaginary GPU with one subgroup size, and 16×16×16 (8×8×8 below 16 lanes) half matrices.
 pub fn gpu_caps(subgroup_size: u32) -> Caps {
@@ -37,6 +37,7 @@ pub struct InterpretedDevice {
     plans: Vec<Arc<Plan>>,
     /// Tokens that one step leaves to the next.
     chain: Vec<u8>,
+    counters: Vec<u8>,
     results: Immediate,
 }
 
@@ -50,6 +51,7 @@ impl InterpretedDevice {
             kv: vec![],
             plans: vec![],
             chain: vec![0xff; CHAIN_ROWS as usize * 4],
+            counters: vec![0; COUNTERS as usize * 4],
             results: Immediate::default(),
         }
     }
@@ -74,6 +76,7 @@ impl InterpretedDevice {
                 Buffer::Weight(w) => self.weights[&w][range].to_vec(),
                 Buffer::Kv => self.kv[range].to_vec(),
                 Buffer::Chain => self.chain[range].to_vec(),
+                Buffer::Counters => self.counters[range].to_vec(),
                 other => buffers[&other][range].to_vec(),
             };
             let access = if writes { Access::ReadWrite } else { Access::Read };
@@ -99,9 +102,14 @@ impl InterpretedDevice {
             let target = match span.buffer {
                 Buffer::Kv => &mut self.kv[range],
                 Buffer::Chain => &mut self.chain[range],
+                Buffer::Counters => &mut self.counters[range],
                 other => &mut buffers.get_mut(&other).expect("bound above")[range],
             };
             target.copy_from_slice(memory.bytes(*base).expect("bound above"));
+        }
+        if self.counters.iter().any(|byte| *byte != 0) {
+            let detail = "it leaves counters that are not zero".to_string();
+            return Err(DeviceError::Driver { call: launch.template.to_string(), detail });
         }
         Ok(())
     }

@@ -18,4 +18,4 @@ pub use drive::{Chunk, Driver};
 pub use experts::mixture_of_experts;
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};
-pub use persistent::{even_cuts, layers_as_one, persistent_equals_launches};
+pub use persistent::{even_cuts, layers_as_one, persistent_context, persistent_equals_launches};

@@ -18,6 +18,12 @@ pub fn even_cuts(graph: &Arc<Graph>, kv: &Arc<KvLayout>, bucket: Bucket, caps: &
     Choices { tuned: Arc::new(largest.collect::<Tuned>()), ..choices }
 }
 
+/// Tokens of context for [`layers_as_one`]: with more than 256 attention is split, and the last tile merges. Tiles that
+/// count each other need the workgroup to themselves: not where attention's is smaller than others.
+pub fn persistent_context(caps: &Caps) -> u32 {
+    if caps.max_workgroup > 128 { 256 } else { 512 }
+}
+
 /// The plan with the launches of its layers as one of `workgroups` tiles.
 pub fn layers_as_one(plan: &Plan, workgroups: u32) -> Plan {
     let in_layer = |entry: &Entry| matches!(entry, Entry::Launch(l) if l.layer != u32::MAX);
@@ -38,8 +44,8 @@ pub fn persistent_equals_launches(
 ) {
     let f = Fixture::open(path);
     let kv = Arc::new(KvLayout::new(&f.graph, KvType::F16, 16));
-    // More than 256 tokens of context: attention is split, and merged in a launch of its own.
-    let bucket = Bucket { tokens: 1, outputs: 1, context: 512, sequences: 1, tail: Tail::Logits };
+    let context = persistent_context(caps);
+    let bucket = Bucket { tokens: 1, outputs: 1, context, sequences: 1, tail: Tail::Logits };
     let choices = even_cuts(&f.graph, &kv, bucket, caps, Choices { act, ..Choices::default() });
     let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F16, choices, 1, bucket.context);
     driver.replan(caps.clone(), |plan| plan);

@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use zinc_compiler::{Choices, PersistentError, compile, persistent};
 use zinc_conformance::{
-    Chunk, Driver, Fixture, InterpretedDevice, even_cuts, gpu_caps, layers_as_one, persistent_equals_launches,
+    Chunk, Driver, Fixture, InterpretedDevice, even_cuts, gpu_caps, layers_as_one, persistent_context,
+    persistent_equals_launches,
 };
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::{Kernel, Op, Value, verify};
 use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, Launch, Plan, Tail};
 
 /// Models, subgroup sizes and largest workgroups. Kernels of smaller ones run side by side: the router of the fourth,
-/// attention and the merge of its parts in the last.
+/// attention in the last.
 const CASES: &[(&str, u32, u32, ActPrecision)] = &[
     ("arch/llama", 32, 32, ActPrecision::F32),
     ("arch/llama", 8, 32, ActPrecision::F16),
@@ -28,7 +29,8 @@ fn caps(subgroup: u32, max_workgroup: u32) -> Caps {
 fn case(path: &str, caps: &Caps, choices: Choices, even: bool) -> (Fixture, Choices, Plan) {
     let f = Fixture::open(path);
     let kv = Arc::new(KvLayout::new(&f.graph, KvType::F16, 16));
-    let bucket = Bucket { tokens: 1, outputs: 1, context: 512, sequences: 1, tail: Tail::Greedy };
+    let context = persistent_context(caps);
+    let bucket = Bucket { tokens: 1, outputs: 1, context, sequences: 1, tail: Tail::Greedy };
     let choices = if even { even_cuts(&f.graph, &kv, bucket, caps, choices) } else { choices };
     let plan = compile(&f.graph, &kv, bucket, caps, &choices).expect("compiles");
     (f, choices, plan)
@@ -149,7 +151,7 @@ fn persistent_kernels_become_spirv() {
 fn outcome(path: &str, caps: &Caps, act: ActPrecision, seed: u64, change: impl Fn(&mut Kernel)) -> Result<(), String> {
     let (f, choices, _) = case(path, caps, Choices { act, ..Choices::default() }, true);
     let mut device = InterpretedDevice::new(caps.clone(), seed);
-    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 1, 512);
+    let mut driver = Driver::new(&mut device, &f.graph, &f.weights, KvType::F16, choices, 1, persistent_context(caps));
     driver.replan(caps.clone(), |plan| {
         let mut plan = layers_as_one(&plan, 3);
         let id = the_launch(&plan).kernel.expect("it has a kernel");
@@ -169,7 +171,7 @@ fn deleting_any_grid_barrier_is_a_race() {
         for at in at {
             // A tile that reads too early may also find no number, or an expert that does not exist, and fail of that.
             let mut found = 0;
-            for seed in 0..4 {
+            for seed in 0..8 {
                 let error = outcome(path, &caps, *act, seed, |kernel| {
                     kernel.body.remove(at);
                 });

@@ -20,6 +20,13 @@ impl<'b> Args<'b> {
     pub(crate) fn write(&self, name: &str, operand: Operand) -> Val<'b> {
         self.declare(name, operand, Access::Write, ArgKind::Write)
     }
+    pub(crate) fn read_write(&self, name: &str, operand: Operand) -> Val<'b> {
+        self.declare(name, operand, Access::ReadWrite, ArgKind::ReadWrite)
+    }
+    /// Memory that the launch reads only where it has written.
+    pub(crate) fn write_read(&self, name: &str, operand: Operand) -> Val<'b> {
+        self.declare(name, operand, Access::WriteRead, ArgKind::ReadWrite)
+    }
 
     /// Argument names are unique in a kernel: the second `weight` becomes `weight2`.
     fn declare(&self, name: &str, operand: Operand, access: Access, kind: ArgKind) -> Val<'b> {

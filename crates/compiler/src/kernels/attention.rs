@@ -1,10 +1,10 @@
-//! Attention over paged K and V for few rows: the context cut into splits, and a merge of the splits.
+//! Attention over paged K and V for few rows: the context cut into splits, which the last of them merges.
 //!
 //! ```text
 //! tile (split, part of a KV head's query heads, row):
 //!     team of lanes: tokens t, t + teams, …   s_g = scale · q_g · K_t ─► running (max, sum, Σ p·V) per query head
 //!     teams ─► one (max, sum, Σ p·V)
-//! one split: Σ p·V / sum is the answer;  several: they go to scratch and `merge` combines them in order
+//! one split: Σ p·V / sum is the answer;  several: they go to scratch, and the tile that comes last combines them in order
 //! the answer [─► quantize]
 //! ```
 //!
@@ -12,7 +12,8 @@
 //! other before the end: what a step costs is latency, and every token's K and V are asked for at once. Split
 //! boundaries are fixed positions: the same tokens give the same sums in any batch and in any context bucket.
 
-use super::args::{Args, launch};
+use super::args::{Args, single};
+use super::arrival;
 use super::matvec::shared_quad;
 use super::quantize::{self, Blocks};
 use super::rows::for_items;
@@ -52,6 +53,8 @@ fn match_attention(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 const SPLIT: u32 = 256;
 /// The score of a token that is not there: finite, since drivers need not honour infinities.
 pub(super) const NONE: f32 = -1e30;
+/// Splits whose results a lane of the last tile loads at once.
+const MERGED: u32 = 8;
 /// Query heads that a lane has registers for.
 const MOST_HEADS: u32 = 6;
 
@@ -120,7 +123,7 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
         heads,
         team,
         each,
-        at_once: if each <= 8 { 4 } else { 1 },
+        at_once: if each <= 8 { 2 } else { 1 },
         lanes,
         subgroup,
         splits,
@@ -173,20 +176,26 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let rows = ctx.rows(node);
     let name = format!("attention_{}x{}x{}_{:?}_{}", spec.heads, spec.kv_heads, spec.head_dim, s.kv, s.splits);
     let grid = [s.splits, spec.kv_heads * s.parts(), rows];
-    let partial = launch(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
-        let (io, out) = if s.splits == 1 {
-            (Io::read(args, q, layer), Err(answer(args, node, region)))
-        } else {
-            let io = Io::read(args, q, layer);
-            (io, Ok(args.write("partial", Operand::Temp(0))))
-        };
-        body(ctx, b, &s, &io, out);
+    let mut emission = single(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
+        let io = Io::read(args, q, layer);
+        let parts = (s.splits > 1).then(|| Parts {
+            partial: args.write_read("partial", Operand::Temp(0)),
+            counters: args.read_write("counters", Operand::Counters),
+        });
+        body(ctx, b, &s, &io, parts, answer(args, node, region));
     });
-    if s.splits == 1 {
-        return Ok(Emission { launches: vec![partial], temps: vec![], cuts: None });
+    if s.splits > 1 {
+        emission.temps = vec![rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4];
     }
-    let partial_bytes = rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4;
-    Ok(Emission { launches: vec![partial, merge(ctx, node, region, &s, rows)], temps: vec![partial_bytes], cuts: None })
+    Ok(emission)
+}
+
+/// What several splits need to become one answer.
+#[derive(Clone, Copy)]
+struct Parts<'b> {
+    /// Results of splits, see [`partial_at`].
+    partial: Val<'b>,
+    counters: Val<'b>,
 }
 
 /// The query, layer and sizes of an attention over a cache.
@@ -236,7 +245,7 @@ fn partial_at<'b>(s: &Shape, row: Val<'b>, head: Val<'b>, split: Val<'b>) -> Val
     ((row * s.spec.heads + head) * s.splits + split) * (s.spec.head_dim + 2)
 }
 
-fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, s: &Shape, io: &Io<'b>, out: Result<Val<'b>, Answer<'b>>) {
+fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, s: &Shape, io: &Io<'b>, parts: Option<Parts<'b>>, answer: Answer<'b>) {
     let (split, part, row) = (b.tile(0), b.tile(1), b.tile(2));
     let visible = b.load(Type::U32, io.visible, row * 4, 4);
     let sequence = b.load(Type::U32, io.sequence, row * 4, 4);
@@ -256,7 +265,7 @@ fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, s: &Shape, io: &Io<'b>, out: Result<V
     init.extend(vec![b.f32(0.0); s.heads as usize]);
     let state = b.for_(start, end, s.teams() * s.at_once, &init, |base, state| tile.fold(&q, base, state));
     let state = tile.over_subgroup(state);
-    tile.finish(ctx, &state, split, out);
+    tile.finish(ctx, &state, split, parts, answer);
 }
 
 /// One (row, part of a KV head's group), and this lane's place in it.
@@ -403,8 +412,48 @@ impl<'b> Tile<'_, 'b> {
         state
     }
 
-    /// Combines the subgroups and stores the answer or the partial result.
-    fn finish(&self, ctx: &Ctx<'_>, state: &[Val<'b>], split: Val<'b>, out: Result<Val<'b>, Answer<'b>>) {
+    /// Combines the subgroups and stores the answer, or the partial result and in the last tile the answer.
+    fn finish(&self, ctx: &Ctx<'_>, state: &[Val<'b>], split: Val<'b>, parts: Option<Parts<'b>>, answer: Answer<'b>) {
+        let (b, s) = (self.b, self.s);
+        let values = answer.quantized.map(|_| b.shared("values", Type::F32, s.heads * s.spec.head_dim));
+        let Some(Parts { partial, counters }) = parts else {
+            self.gather(state, |g, e, [_, sum, total]| {
+                self.put(answer, values, g, e, sum, total);
+            });
+            return self.quantize(ctx, answer, values);
+        };
+        let dim = s.spec.head_dim;
+        self.gather(state, |g, e, [max, sum, total]| {
+            let at = partial_at(s, self.row, self.kv_head * s.group + self.first + g, split);
+            b.store(partial, (at + e) * 4, total, 4);
+            b.if_(e.eq(0), || {
+                b.store(partial, (at + dim) * 4, max, 4);
+                b.store(partial, (at + dim + 1) * 4, sum, 4);
+            });
+        });
+        let counter = self.row * (s.spec.kv_heads * s.parts()) + b.tile(1);
+        arrival::last(b, counters, counter, s.splits, || {
+            for_items(b, s.lanes, s.heads * dim, |i| {
+                let (g, e) = (i / dim, i % dim);
+                self.if_exists(g, || {
+                    let [sum, total] = self.merge(partial, g, e);
+                    self.put(answer, values, g, e, sum, total);
+                });
+            });
+            self.quantize(ctx, answer, values);
+        });
+    }
+
+    /// Does query head `g` of the tile exist? Asked only where the last tile of a group may be short.
+    fn if_exists(&self, g: Val<'b>, then: impl FnOnce()) {
+        match self.s.group.is_multiple_of(self.s.heads) {
+            true => then(),
+            false => self.b.if_((self.first + g).lt(self.s.group), then),
+        }
+    }
+
+    /// Combines the subgroups; `each` takes (head of the tile, element, [maximum, sum, Σ p·V]) in some lane.
+    fn gather(&self, state: &[Val<'b>], each: impl Fn(Val<'b>, Val<'b>, [Val<'b>; 3])) {
         let (b, s) = (self.b, self.s);
         let (dim, at_once) = (s.spec.head_dim, s.gathered());
         let quads = (s.each / 4) as usize;
@@ -412,8 +461,6 @@ impl<'b> Tile<'_, 'b> {
         let (maxima, sums) = rest.split_at(s.heads as usize);
         let gather = b.shared("gather", Type::F32, s.subgroups() * at_once * dim);
         let notes = b.shared("notes", Type::F32, s.subgroups() * at_once * 2);
-        let quantized = out.as_ref().err().and_then(|a| a.quantized);
-        let values = quantized.map(|_| b.shared("values", Type::F32, s.heads * dim));
         for from in (0..s.heads).step_by(at_once as usize) {
             let count = at_once.min(s.heads - from);
             if from > 0 {
@@ -439,42 +486,66 @@ impl<'b> Tile<'_, 'b> {
             b.barrier();
             for_items(b, s.lanes, count * dim, |i| {
                 let (g, e) = (i / dim, i % dim);
-                let (max, sum, total) = self.combine(gather, notes, at_once, g, e);
-                let local = self.first + from + g;
-                let exists = local.lt(s.group);
-                let head = self.kv_head * s.group + local;
-                b.if_(exists, || match out {
-                    Ok(partial) => {
-                        let at = partial_at(s, self.row, head, split);
-                        b.store(partial, (at + e) * 4, total, 4);
-                        b.if_(e.eq(0), || {
-                            b.store(partial, (at + dim) * 4, max, 4);
-                            b.store(partial, (at + dim + 1) * 4, sum, 4);
-                        });
-                    }
-                    Err(answer) => {
-                        // No visible token (padding): 0, not 0/0.
-                        let value = sum.gt(0.0).select(total / sum, b.f32(0.0));
-                        if let Some(y) = answer.value {
-                            b.store(y, ((self.row * s.spec.heads + head) * dim + e) * 4, value, 4);
-                        }
-                        if let Some(values) = values {
-                            b.shared_store(values, i + from * dim, value);
-                        }
-                    }
-                });
+                self.if_exists(g + from, || each(g + from, e, self.combine(gather, notes, at_once, g, e)));
             });
-        }
-        if let (Some((node, base)), Some(values)) = (quantized, values) {
-            b.barrier();
-            let first = (self.kv_head * s.group + self.first) * dim;
-            let blocks = Blocks::new(ctx, b, node, (base, None), (first, s.heads * dim), s.lanes);
-            blocks.store(self.row, |column| shared_quad(b, values, column));
         }
     }
 
-    /// (maximum, sum, Σ p·V) of element `e` of gathered head `g` over the subgroups.
-    fn combine(&self, gather: u32, notes: u32, heads: u32, g: Val<'b>, e: Val<'b>) -> (Val<'b>, Val<'b>, Val<'b>) {
+    /// Stores the answer of element `e` of head `g` of the tile: `total` / `sum`.
+    fn put(&self, answer: Answer<'b>, values: Option<u32>, g: Val<'b>, e: Val<'b>, sum: Val<'b>, total: Val<'b>) {
+        let (b, s) = (self.b, self.s);
+        // No visible token (padding): 0, not 0/0.
+        let value = sum.gt(0.0).select(total / sum, b.f32(0.0));
+        if let Some(y) = answer.value {
+            let head = self.kv_head * s.group + self.first + g;
+            b.store(y, ((self.row * s.spec.heads + head) * s.spec.head_dim + e) * 4, value, 4);
+        }
+        if let Some(values) = values {
+            b.shared_store(values, g * s.spec.head_dim + e, value);
+        }
+    }
+
+    /// Quantizes the answer, if that is asked for.
+    fn quantize(&self, ctx: &Ctx<'_>, answer: Answer<'b>, values: Option<u32>) {
+        let (b, s) = (self.b, self.s);
+        if let (Some((node, base)), Some(values)) = (answer.quantized, values) {
+            b.barrier();
+            let first = (self.kv_head * s.group + self.first) * s.spec.head_dim;
+            let run = (first, s.heads * s.spec.head_dim);
+            Blocks::new(ctx, b, node, (base, None), run, s.lanes)
+                .store(self.row, |column| shared_quad(b, values, column));
+        }
+    }
+
+    /// Sum and Σ p·V of element `e` of head `g` over the splits, in order. Splits without visible tokens add nothing, so
+    /// that their number changes nothing.
+    fn merge(&self, partial: Val<'b>, g: Val<'b>, e: Val<'b>) -> [Val<'b>; 2] {
+        let (b, s) = (self.b, self.s);
+        let (dim, head) = (s.spec.head_dim, self.kv_head * s.group + self.first + g);
+        let init = [b.f32(NONE), b.f32(0.0), b.f32(0.0)];
+        let state = b.for_(b.u32(0), b.u32(s.splits), MERGED, &init, |base, state| {
+            let splits = (0..MERGED).map(|i| ((base + i).min(b.u32(s.splits - 1)), (base + i).lt(s.splits)));
+            let read = |at: Val<'b>| b.load_at(Type::F32, partial, at * 4, 0, 4, false);
+            let of_split = |(split, real): (Val<'b>, Val<'b>)| {
+                let at = partial_at(s, self.row, head, split);
+                (real.select(read(at + dim), b.f32(NONE)), read(at + (dim + 1)), read(at + e))
+            };
+            let loaded: Vec<_> = splits.map(of_split).collect();
+            let max = loaded.iter().fold(state[0], |max, split| max.max(split.0));
+            let keep = (state[0] - max).exp();
+            let (mut sum, mut total) = (state[1] * keep, state[2] * keep);
+            for (own, of_sum, of_total) in loaded {
+                let weight = (own - max).exp();
+                sum = b.fma(weight, of_sum, sum);
+                total = b.fma(weight, of_total, total);
+            }
+            vec![max, sum, total]
+        });
+        [state[1], state[2]]
+    }
+
+    /// [maximum, sum, Σ p·V] of element `e` of gathered head `g` over the subgroups.
+    fn combine(&self, gather: u32, notes: u32, heads: u32, g: Val<'b>, e: Val<'b>) -> [Val<'b>; 3] {
         let (b, s) = (self.b, self.s);
         let places: Vec<Val<'b>> = (0..s.subgroups()).map(|i| g + i * heads).collect();
         let maxima: Vec<Val<'b>> = places.iter().map(|p| b.shared_load(notes, *p * 2)).collect();
@@ -485,61 +556,6 @@ impl<'b> Tile<'_, 'b> {
             sum = b.fma(weight, b.shared_load(notes, *place * 2 + 1), sum);
             total = b.fma(weight, b.shared_load(gather, *place * s.spec.head_dim + e), total);
         }
-        (max, sum, total)
+        [max, sum, total]
     }
-}
-
-/// Splits whose loads a lane of the merge has under way at once.
-const MERGED: u32 = 8;
-
-/// Combines the splits of each (row, head), in order.
-fn merge(ctx: &Ctx<'_>, node: NodeId, region: &Region, s: &Shape, rows: u32) -> crate::LaunchSketch {
-    let (dim, sg) = (s.spec.head_dim, s.subgroup);
-    let lanes = ctx.lanes(dim.next_multiple_of(sg).min(256));
-    let name = format!("attention_merge_{}x{dim}_{}", s.spec.heads, s.splits);
-    launch(name, lanes, sg, [s.spec.heads, rows, 1], |b, args| {
-        let from = args.read("partial", Operand::Temp(0));
-        let out = answer(args, node, region);
-        let (head, row) = (b.tile(0), b.tile(1));
-        let at = |split, e: u32| (partial_at(s, row, head, split) + e) * 4;
-        let weights = b.shared("weights", Type::F32, s.splits);
-        let sums = b.shared("sums", Type::F32, s.splits);
-        for_items(b, lanes, s.splits, |split| {
-            b.shared_store(weights, split, b.load(Type::F32, from, at(split, dim), 4));
-            b.shared_store(sums, split, b.load(Type::F32, from, at(split, dim + 1), 4));
-        });
-        b.barrier();
-        let max = b.for_(b.u32(0), b.u32(s.splits), 1, &[b.f32(NONE)], |split, max| {
-            vec![max[0].max(b.shared_load(weights, split))]
-        })[0];
-        let values = out.quantized.map(|_| b.shared("values", Type::F32, dim));
-        for_items(b, lanes, dim, |e| {
-            let zero = [b.f32(0.0), b.f32(0.0)];
-            let total = b.for_(b.u32(0), b.u32(s.splits), MERGED, &zero, |base, acc| {
-                let splits: Vec<Val<'_>> = (0..MERGED).map(|i| (base + i).min(b.u32(s.splits - 1))).collect();
-                let parts: Vec<Val<'_>> =
-                    splits.iter().map(|split| b.load(Type::F32, from, at(*split, 0) + e * 4, 4)).collect();
-                let mut acc = acc.to_vec();
-                for (i, (split, part)) in splits.iter().zip(parts).enumerate() {
-                    let weight = (b.shared_load(weights, *split) - max).exp();
-                    let weight = (base + i as u32).lt(s.splits).select(weight, b.f32(0.0));
-                    acc[0] = b.fma(weight, part, acc[0]);
-                    acc[1] = b.fma(weight, b.shared_load(sums, *split), acc[1]);
-                }
-                acc
-            });
-            let value = total[1].gt(0.0).select(total[0] / total[1], b.f32(0.0));
-            if let Some(y) = out.value {
-                b.store(y, ((row * s.spec.heads + head) * dim + e) * 4, value, 4);
-            }
-            if let Some(values) = values {
-                b.shared_store(values, e, value);
-            }
-        });
-        if let (Some((node, base)), Some(values)) = (out.quantized, values) {
-            b.barrier();
-            let blocks = Blocks::new(ctx, b, node, (base, None), (head * dim, dim), lanes);
-            blocks.store(row, |column| shared_quad(b, values, column));
-        }
-    })
 }

@@ -10,6 +10,7 @@
 //! A tile is a run of weight rows; each subgroup takes [`Cut::rows`] of them at a time.
 
 use super::args::{Args, launch};
+use super::arrival;
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
 use super::quantize::{self, Blocks, RowLayout};
 use super::rows::for_items;
@@ -298,14 +299,26 @@ struct Finish<'a, 'b> {
 }
 
 impl<'a, 'b> Finish<'a, 'b> {
-    fn declare(b: &'b Builder, args: &Args<'b>, region: &Region, parts: &'a Parts, m: u32) -> Finish<'a, 'b> {
+    fn declare(
+        b: &'b Builder,
+        args: &Args<'b>,
+        region: &Region,
+        parts: &'a Parts,
+        m: u32,
+        parted: bool,
+    ) -> Finish<'a, 'b> {
         Finish {
             b,
             m,
             activation: parts.activation,
             bias: parts.bias.map(|w| args.read("bias", Operand::Weight(w))),
             residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
-            y: region.gives.contains(&parts.out).then(|| args.write("y", Operand::Value(parts.out))),
+            y: match (region.gives.contains(&parts.out), parted) {
+                (true, false) => Some(args.write("y", Operand::Value(parts.out))),
+                (true, true) => Some(args.write_read("y", Operand::Value(parts.out))),
+                (false, false) => None,
+                (false, true) => Some(args.write_read("y", Operand::Temp(0))),
+            },
             parts,
         }
     }
@@ -366,10 +379,11 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     };
     let name = format!("{}_{}_{m}x{}x{n}{bytes}", region.template.name, formats.join("_"), weights[0].cols);
     let grid = [m.div_ceil(shape.tile()), 1, 1];
+    let parted = parts.quantized.is_some() && shape.tile() < UNIT;
     let product = launch(name, shape.subgroups * sg, sg, grid, |b, args| {
         let inputs = inputs(ctx, b, args, &parts.source, n);
         let bases: Vec<Val<'_>> = parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
-        let finish = Finish::declare(b, args, region, &parts, m);
+        let finish = Finish::declare(b, args, region, &parts, m, parted);
         tables::fill(b, &weights, shape.subgroups * sg);
         let products = Products { b, sg, shape, m, weights: &weights, bases, inputs };
         match parts.quantized {
@@ -377,11 +391,13 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             Some((node, gain)) => {
                 let gain = gain.map(|w| args.read("gain", Operand::Weight(w)));
                 let out = args.write("quantized", Operand::Value(node));
-                in_blocks(ctx, &products, &finish, n, (node, out, gain));
+                let counters = parted.then(|| args.read_write("counters", Operand::Counters));
+                in_blocks(ctx, &products, &finish, n, (node, out, gain), counters);
             }
         }
     });
-    Ok(Emission { launches: vec![product], temps: vec![], cuts: Some(cuts) })
+    let temps = if parted && !region.gives.contains(&parts.out) { vec![(m * n * 4) as u64] } else { vec![] };
+    Ok(Emission { launches: vec![product], temps, cuts: Some(cuts) })
 }
 
 /// The products of a region, one set of weights or two.
@@ -445,14 +461,16 @@ fn in_blocks<'b>(
     finish: &Finish<'_, 'b>,
     n: u32,
     (node, out, gain): (NodeId, Val<'b>, Option<Val<'b>>),
+    counters: Option<Val<'b>>,
 ) {
     let (b, shape) = (products.b, products.shape);
     let (tile, lanes) = (shape.tile(), shape.subgroups * ctx.caps.subgroup_size);
     let sets = finish.parts.products.len() as u32;
     let first = b.tile(0) * tile;
     let shared = b.shared("sums", Type::F32, sets * n * tile);
-    let values = b.shared("values", Type::F32, n * tile);
-    let blocks = Blocks::new(ctx, b, node, (out, gain), (first, tile), lanes);
+    let values = counters.is_none().then(|| b.shared("values", Type::F32, n * tile));
+    let run = (first & !(UNIT - 1), tile.max(UNIT));
+    let blocks = Blocks::new(ctx, b, node, (out, gain), run, lanes);
     // Read before the products: their latencies hide behind the weights.
     let items = n * tile;
     let place = |i: Val<'b>| (first + i % tile, i / tile);
@@ -489,11 +507,23 @@ fn in_blocks<'b>(
         if let Some(y) = finish.y {
             b.store(y, (row + j * finish.m) * 4, value, 4);
         }
-        b.shared_store(values, i, value);
+        if let Some(values) = values {
+            b.shared_store(values, i, value);
+        }
     });
-    b.barrier();
-    for j in 0..n {
-        blocks.store(b.u32(j), |column| shared_quad(b, values, column + j * tile));
+    match (values, counters, finish.y) {
+        (Some(values), ..) => {
+            b.barrier();
+            (0..n).for_each(|j| blocks.store(b.u32(j), |column| shared_quad(b, values, column + j * tile)));
+        }
+        (None, Some(counters), Some(y)) => arrival::last_of_block(b, counters, first, tile, || {
+            for j in 0..n {
+                let quad =
+                    |column: Val<'b>| b.load_at(Type::F32X4, y, (run.0 + column + j * finish.m) * 4, 0, 16, false);
+                blocks.store(b.u32(j), quad);
+            }
+        }),
+        _ => unreachable!("a part of a block leaves its values in y"),
     }
 }
 

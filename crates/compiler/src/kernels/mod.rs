@@ -5,6 +5,7 @@
 //! `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an answer for every graph.
 
 mod args;
+mod arrival;
 mod attention;
 mod attention_tiled;
 mod dot;

@@ -166,7 +166,12 @@ pub enum Buffer {
     /// The tokens that the last step with a choosing tail gave, U32 `[CHAIN_ROWS]`: the one thing besides K and V that
     /// outlives a step.
     Chain,
+    /// Counters of tiles that have arrived, U32 `[COUNTERS]`: zero before and after each launch.
+    Counters,
 }
+
+/// Words of [`Buffer::Counters`].
+pub const COUNTERS: u32 = 4096;
 
 /// A range of bytes of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -300,6 +305,7 @@ impl Plan {
             Buffer::Inputs => self.inputs.bytes,
             Buffer::Output => self.output_bytes,
             Buffer::Chain => CHAIN_ROWS as u64 * 4,
+            Buffer::Counters => COUNTERS as u64 * 4,
         }
     }
 }
