@@ -73,7 +73,7 @@ fn moved(ctx: &Ctx<'_>, region: &Region, (operand, access): (Operand, Access), t
             let area = ctx.kv.layers[layer as usize];
             ctx.bucket.tokens as u64 * (area.heads * area.head_dim * ctx.kv.ty.bytes()) as u64
         }
-        Operand::KvK(_) | Operand::KvV(_) | Operand::Input(_) | Operand::Chain | Operand::Counters => 0,
+        Operand::KvK(_) | Operand::KvV(_) | Operand::Input(_) | Operand::Chain | Operand::Counters(_) => 0,
         Operand::Temp(i) => temps.get(i).copied().unwrap_or(0),
     }
 }

@@ -194,14 +194,23 @@ impl Space<'_> {
 /// Bytes of workgroup memory left for what kernels need besides their sums.
 const SHARED_RESERVE: u32 = 2048;
 
-/// Turns that make tiles of 32 rows, or twice and four times as many, or parts of 32: for what ends in quantized blocks,
-/// a part only where there are counters for the blocks.
+/// Turns that make tiles of 32 rows, or twice and four times as many: for what ends in quantized blocks.
 pub(crate) fn whole_blocks(m: u32) -> impl Fn(u32, u32) -> Vec<u32> {
+    of_tiles([32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile)).collect())
+}
+
+/// As [`whole_blocks`], or parts of blocks, as far as there are counters for the blocks: for kernels whose tiles finish
+/// a block together.
+pub(crate) fn blocks_or_parts(m: u32) -> impl Fn(u32, u32) -> Vec<u32> {
+    let parts = [8, 16].into_iter().filter(|_| m / UNIT <= COUNTERS);
+    of_tiles(parts.chain([32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile))).collect())
+}
+
+/// Turns of so many (subgroups, rows) that make one of these tiles.
+fn of_tiles(tiles: Vec<u32>) -> impl Fn(u32, u32) -> Vec<u32> {
     move |subgroups, rows| {
-        let parts = [8, 16].into_iter().filter(|_| m / UNIT <= COUNTERS);
-        let tiles = parts.chain([32, 64, 128].into_iter().filter(|tile| m.is_multiple_of(*tile)));
         let at_once = subgroups * rows;
-        tiles.filter(|tile| tile.is_multiple_of(at_once)).map(|tile| tile / at_once).collect()
+        tiles.iter().filter(|tile| tile.is_multiple_of(at_once)).map(|tile| tile / at_once).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use zinc_ir::graph::NodeId;
 use zinc_ir::kernel::ArgKind;
 use zinc_ir::plan::{
-    Buffer, CHAIN_ROWS, COUNTERS, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes,
+    Buffer, CHAIN_ROWS, Entry, InputLayout, KernelId, Launch, LaunchArg, Plan, Span, conflict, weight_bytes,
 };
 
 /// Alignment of values in scratch; a cache line pair of every GPU we know.
@@ -141,7 +141,7 @@ fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, 
             Span { buffer: Buffer::Kv, offset: area.v, bytes: area.v - area.k }
         }
         Operand::Chain => Span { buffer: Buffer::Chain, offset: 0, bytes: CHAIN_ROWS as u64 * 4 },
-        Operand::Counters => Span { buffer: Buffer::Counters, offset: 0, bytes: COUNTERS as u64 * 4 },
+        Operand::Counters(n) => Span { buffer: Buffer::Counters, offset: 0, bytes: n as u64 * 4 },
         Operand::Temp(i) => {
             let (offset, bytes) = places.temps[region][i];
             Span { buffer: Buffer::Scratch, offset, bytes }

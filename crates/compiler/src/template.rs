@@ -54,8 +54,8 @@ pub enum Operand {
     KvV(u32),
     /// The tokens that a step leaves to the next one.
     Chain,
-    /// Counters of arrived tiles, zero before and after the launch.
-    Counters,
+    /// So many counters of arrived tiles, zero before and after the launch.
+    Counters(u32),
     /// Scratch of this region: index into [`Emission::temps`].
     Temp(usize),
 }

@@ -106,9 +106,11 @@ impl Record {
             && self.results.values().all(|v| positive(v.seconds) && positive(v.rule_seconds))
     }
 
-    /// The cuts to use instead of what the rules say.
+    /// The cuts to use instead of what the rules say: none that is on trial, which may just have ended badly.
     pub fn tuned(&self) -> Tuned {
-        let better = self.results.iter().filter(|(key, v)| v.cut != v.rule && !self.quarantined(key, v.cut));
+        let on_trial = |key: &str, cut| self.on_trial.iter().any(|t| t.key == key && t.cut == cut);
+        let barred = |key: &str, cut| self.quarantined(key, cut) || on_trial(key, cut);
+        let better = self.results.iter().filter(|(key, v)| v.cut != v.rule && !barred(key, v.cut));
         better.map(|(key, v)| (key.clone(), v.cut)).collect()
     }
 

@@ -144,6 +144,7 @@ pub fn tune(
     let (fastest, least_rousing) = (f64::INFINITY, LONGEST_ROUSING);
     let mut search = Search {
         trial,
+        model: model.name,
         contests,
         record,
         host,
@@ -158,12 +159,16 @@ pub fn tune(
         dropped,
         barred,
     };
-    let ending = match search.run(settings.budget) {
+    let outcome = match search.run(settings.budget) {
+        Ok(ending) => search.decide().map(|()| ending),
+        fault => fault,
+    };
+    let ending = match outcome {
         Ok(ending) => ending,
         Err(Fault::Lost(error)) => {
             let reason = format!("the device was lost while it was on trial: {error}");
             search.barred += search.record.settle(&reason) as u32;
-            search.keep_unfought(model.name);
+            search.keep_unfought();
             Ending::Lost(error.to_string())
         }
         Err(fault) => {
@@ -173,9 +178,6 @@ pub fn tune(
             return Err(fault.into_error());
         }
     };
-    if !matches!(ending, Ending::Lost(_)) {
-        search.decide(model.name).map_err(Fault::into_error)?;
-    }
     Ok(search.report(ending))
 }
 
@@ -244,6 +246,8 @@ type Round = Vec<(usize, Cut)>;
 
 struct Search<'a, 'h> {
     trial: Trial<'a>,
+    /// Its name.
+    model: &'h str,
     contests: Vec<Contest>,
     record: &'h mut Record,
     host: &'h mut dyn Host,
@@ -360,6 +364,8 @@ impl Search<'_, '_> {
         for _ in 0..MOST_DROPS {
             let next = |(i, c): (usize, &Contest)| Some((i, c.next(self.record)?));
             round = self.contests.iter().enumerate().filter_map(next).collect();
+            // On trial from here on: the driver's compiler may be what they break.
+            self.put_on_trial(&round);
             let hopeless = self.hopeless(&round)?;
             if hopeless.is_empty() {
                 break;
@@ -390,19 +396,16 @@ impl Search<'_, '_> {
         if round.is_empty() {
             return Ok(());
         }
-        let trials = round.iter().map(|(i, cut)| OnTrial { key: self.contests[*i].key.clone(), cut: *cut });
-        self.record.on_trial = trials.collect();
-        self.host.save(self.record);
+        self.put_on_trial(&round);
         let good = self.sift(round.clone())?;
         // All of the right ones together are one more plan: where something was wrong, it has to be verified too.
-        let whole = good.len() == round.len() || (!good.is_empty() && self.verify(&good)?.is_ok());
-        if whole && !good.is_empty() {
-            let times = self.time(&self.tuned(&good))?;
-            self.timed += good.len() as u32;
-            for (i, cut) in &good {
-                let contest = &mut self.contests[*i];
-                if contest.seconds.is_none_or(|best| times[*i] < best) {
-                    (contest.best, contest.seconds) = (*cut, Some(times[*i]));
+        if good.len() == round.len() || (!good.is_empty() && self.verify(&good)?.is_ok()) {
+            self.race(&good)?;
+        } else {
+            // Right in parts, but not together: each by itself.
+            for one in good {
+                if self.verify(&[one])?.is_ok() {
+                    self.race(&[one])?;
                 }
             }
         }
@@ -410,7 +413,27 @@ impl Search<'_, '_> {
             self.contests[i].tried.insert(cut);
         }
         self.record.on_trial.clear();
+        self.keep_unfought();
+        Ok(())
+    }
+
+    /// Puts cuts on record before they are compiled or run: whatever happens, the next start knows what it was.
+    fn put_on_trial(&mut self, round: &[(usize, Cut)]) {
+        let trials = round.iter().map(|(i, cut)| OnTrial { key: self.contests[*i].key.clone(), cut: *cut });
+        self.record.on_trial = trials.collect();
         self.host.save(self.record);
+    }
+
+    /// Times cuts that are right together; those faster than the best so far take its place.
+    fn race(&mut self, good: &[(usize, Cut)]) -> Result<(), Fault> {
+        let times = self.time(&self.tuned(good))?;
+        self.timed += good.len() as u32;
+        for (i, cut) in good {
+            let contest = &mut self.contests[*i];
+            if contest.seconds.is_none_or(|best| times[*i] < best) {
+                (contest.best, contest.seconds) = (*cut, Some(times[*i]));
+            }
+        }
         Ok(())
     }
 
@@ -479,7 +502,20 @@ impl Search<'_, '_> {
     }
 
     /// The best cuts against the rules, in turns, so that a clock that changes is no advantage for either.
-    fn decide(&mut self, model: &str) -> Result<(), Fault> {
+    fn decide(&mut self) -> Result<(), Fault> {
+        let model = self.model;
+        // Each was right beside others; that all of them are right together has to be seen.
+        let bests = self.contests.iter().enumerate().filter(|(_, c)| c.seconds.is_some() && c.best != c.all[0]);
+        let bests: Round = bests.map(|(i, c)| (i, c.best)).collect();
+        self.put_on_trial(&bests);
+        if self.verify(&bests)?.is_err() {
+            for contest in &mut self.contests {
+                contest.conclude(false, model, self.trial.bytes(), self.record);
+            }
+            self.record.on_trial.clear();
+            self.host.save(self.record);
+            return Ok(());
+        }
         let sides = [Tuned::new(), self.tuned(&[])];
         let programs = sides.iter().map(|tuned| self.trial.program(tuned)).collect::<Result<Vec<Program>, _>>()?;
         programs.iter().try_for_each(|p| self.trial.warm(p))?;
@@ -502,12 +538,14 @@ impl Search<'_, '_> {
             (contest.seconds, contest.rule_seconds) = (Some(seconds), rule_seconds);
             contest.conclude(wins, model, rotates, self.record);
         }
+        self.record.on_trial.clear();
         self.host.save(self.record);
         Ok(())
     }
 
-    /// Without a device there is no duel: what was found counts if it is clear.
-    fn keep_unfought(&mut self, model: &str) {
+    /// Without a duel, because the device is lost or the search goes on, what was found counts if it is clear.
+    fn keep_unfought(&mut self) {
+        let model = self.model;
         let rotates = self.trial.bytes();
         for contest in &mut self.contests {
             let wins = contest.seconds.is_some_and(|s| s < contest.rule_seconds * (1.0 - 2.0 * LEAST_GAIN));

@@ -63,6 +63,22 @@ impl Chunks {
     }
 }
 
+/// Fills buffers with zeros, and waits.
+fn zero<'b>(
+    gpu: &Arc<Gpu>,
+    queue: &mut Queue,
+    buffers: impl Iterator<Item = &'b Buffer>,
+    during: &'static str,
+) -> Result<(), VulkanError> {
+    let mut commands = vec![Command::FullBarrier];
+    commands.extend(buffers.map(|buffer| Command::Zero { buffer, offset: 0, bytes: buffer.bytes }));
+    commands.push(Command::FullBarrier);
+    let mut recording = Recording::new(gpu)?;
+    recording.record(&commands, false)?;
+    let submitted = queue.submit(&recording)?;
+    queue.wait(submitted, during)
+}
+
 /// A loaded model.
 pub(crate) struct Model {
     pub(crate) graph: Arc<Graph>,
@@ -123,14 +139,12 @@ impl Model {
 
     /// Unwritten KV rows are multiplied by a probability of zero: they must not be NaN.
     fn zero_pool(&self, gpu: &Arc<Gpu>, queue: &mut Queue) -> Result<(), VulkanError> {
-        let zero = |buffer| Command::Zero { buffer, offset: 0, bytes: buffer.bytes };
-        let buffers = self.pool.buffers.iter().chain([&self.counters]);
-        let mut commands: Vec<Command<'_>> = buffers.map(zero).collect();
-        commands.push(Command::FullBarrier);
-        let mut recording = Recording::new(gpu)?;
-        recording.record(&commands, false)?;
-        let submitted = queue.submit(&recording)?;
-        queue.wait(submitted, "clearing the KV cache")
+        zero(gpu, queue, self.pool.buffers.iter().chain([&self.counters]), "clearing the KV cache")
+    }
+
+    /// Sets all counters to zero, as every launch leaves them that is right.
+    pub(crate) fn clear_counters(&self, gpu: &Arc<Gpu>, queue: &mut Queue) -> Result<(), VulkanError> {
+        zero(gpu, queue, [&self.counters].into_iter(), "clearing counters")
     }
 
     fn upload(

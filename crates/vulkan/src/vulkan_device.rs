@@ -185,9 +185,17 @@ impl VulkanDevice {
         let larger = match new() {
             Err(VulkanError::OutOfMemory { .. }) if self.flight.open.is_empty() => {
                 self.queue.idle()?;
-                // Without the old one there may be room.
-                self.scratch = None;
-                new()?
+                // Without the old one there may be room; should there be none, nothing may name it any more.
+                self.programs.iter_mut().flatten().for_each(Program::outdate);
+                let had = self.scratch.take().map_or(0, |old| old.bytes);
+                let again = |bytes| Buffer::new(&self.gpu, bytes, Place::Device, "scratch memory of a step");
+                match again(bytes) {
+                    Err(error) if had > 0 => {
+                        self.scratch = Some(again(had)?);
+                        return Err(error);
+                    }
+                    other => other?,
+                }
             }
             other => other?,
         };
@@ -275,6 +283,10 @@ impl Device for VulkanDevice {
         // Should waiting fail, the program stays until the device goes.
         if in_flight || self.queue.idle().is_err() {
             return;
+        }
+        // It may have been a wrong one, which left counters that are not zero.
+        if let Some(model) = &self.model {
+            model.clear_counters(&self.gpu, &mut self.queue).ok();
         }
         if let Some(place) = self.programs.get_mut(program.0 as usize) {
             *place = None;

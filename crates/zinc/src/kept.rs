@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::io::Write;
 use std::path::Path;
 
 /// No file of ours is near this size.
@@ -35,7 +36,14 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let aside = folder.join(format!(".{}.part", std::process::id()));
     let text = serde_json::to_string_pretty(value)?;
-    let written = std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path));
+    // On the disk before it has its name: a hanging GPU may take the machine down, and must not be forgotten.
+    let whole = || {
+        let mut file = std::fs::File::create(&aside)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)
+    };
+    let written = whole();
     if written.is_err() {
         std::fs::remove_file(&aside).ok();
     }

@@ -101,12 +101,17 @@ impl LongRows {
         let n = g.rms_norm(y, gain, 1e-6);
         let logits = g.matmul(n, head);
         g.set_logits(logits);
-        let made = g.weights().iter().zip(1..).map(|(w, seed)| {
+        LongRows::of(Arc::new(g))
+    }
+
+    /// Any graph, with made-up weights.
+    pub fn of(graph: Arc<Graph>) -> LongRows {
+        let made = graph.weights().iter().zip(1..).map(|(w, seed)| {
             let mut bytes = vec![0; w.bytes() as usize];
             Recipe::of(w).fill(seed, 0, &mut bytes);
             bytes
         });
-        LongRows { bytes: made.collect(), graph: Arc::new(g) }
+        LongRows { bytes: made.collect(), graph }
     }
 }
 

@@ -54,6 +54,20 @@ fn cuts_of_long_rows() {
     }
 }
 
+/// Experts whose inputs and outputs are blocks of integers.
+#[test]
+fn cuts_of_experts_in_blocks() {
+    let graph = zinc_models::synthetic("tiny-moe:q8_0", Some(1)).expect("a shape").0.graph;
+    let model = LongRows::of(graph);
+    for (act, tolerance) in &ACTS[1..] {
+        let trial = Trial { graph: &model.graph, weights: &model, tokens: &[7], subgroup: 8, choices: choices(*act) };
+        let blocks = |t: &zinc_compiler::Tunable| t.cuts.key.starts_with("expert") && t.cuts.key.contains(" to ");
+        assert!(trial.tunables().iter().any(blocks), "experts that quantize");
+        let (rounds, worst) = trial.cuts_agree(1, 11, *tolerance);
+        println!("experts, {act:?}: {rounds} rounds, off by {worst:.1e}");
+    }
+}
+
 /// An unknown key and an illegal cut change nothing.
 #[test]
 fn illegal_cuts_are_ignored() {

@@ -12,7 +12,7 @@
 //! other before the end: what a step costs is latency, and every token's K and V are asked for at once. Split
 //! boundaries are fixed positions: the same tokens give the same sums in any batch and in any context bucket.
 
-use super::args::{Args, single};
+use super::args::{Args, launch};
 use super::arrival;
 use super::matvec::shared_quad;
 use super::quantize::{self, Blocks};
@@ -22,7 +22,7 @@ use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{Input, KvType, PAGE_TOKENS};
+use zinc_ir::plan::{COUNTERS, Input, KvType, PAGE_TOKENS};
 use zinc_ir::quant::UNIT;
 
 pub(super) static ATTENTION: Template = Template {
@@ -176,18 +176,21 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let rows = ctx.rows(node);
     let name = format!("attention_{}x{}x{}_{:?}_{}", spec.heads, spec.kv_heads, spec.head_dim, s.kv, s.splits);
     let grid = [s.splits, spec.kv_heads * s.parts(), rows];
-    let mut emission = single(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
+    let counters = rows * spec.kv_heads * s.parts();
+    if s.splits > 1 && counters > COUNTERS {
+        return Err(ctx.unsupported(node, format!("{} heads of {rows} rows are more than can be counted", spec.heads)));
+    }
+    let product = launch(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
         let io = Io::read(args, q, layer);
         let parts = (s.splits > 1).then(|| Parts {
             partial: args.write_read("partial", Operand::Temp(0)),
-            counters: args.read_write("counters", Operand::Counters),
+            counters: args.read_write("counters", Operand::Counters(counters)),
         });
         body(ctx, b, &s, &io, parts, answer(args, node, region));
     });
-    if s.splits > 1 {
-        emission.temps = vec![rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4];
-    }
-    Ok(emission)
+    let partial = rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4;
+    let temps = if s.splits > 1 { vec![partial] } else { vec![] };
+    Ok(Emission { launches: vec![product], temps, cuts: None })
 }
 
 /// What several splits need to become one answer.
@@ -287,14 +290,9 @@ struct Tile<'a, 'b> {
 }
 
 impl<'b> Tile<'_, 'b> {
-    /// Query head `g` of the tile within the group, and whether it exists: the last tile of a group may be short.
-    fn head(&self, g: u32) -> (Val<'b>, Option<Val<'b>>) {
-        let (b, s) = (self.b, self.s);
-        let local = self.first + g;
-        if s.group.is_multiple_of(s.heads) {
-            return (self.kv_head * s.group + local, None);
-        }
-        (self.kv_head * s.group + local.min(b.u32(s.group - 1)), Some(local.lt(s.group)))
+    /// Query head `g` of the tile. The last tile of a group may be short: see [`Tile::if_exists`].
+    fn head(&self, g: Val<'b>) -> Val<'b> {
+        self.kv_head * self.s.group + self.first + g
     }
 
     /// Element offset of this lane's part of token `t` in K or V.
@@ -310,7 +308,11 @@ impl<'b> Tile<'_, 'b> {
         let (b, s) = (self.b, self.s);
         (0..s.heads)
             .map(|g| {
-                let at = (self.row * s.spec.heads + self.head(g).0) * s.spec.head_dim + self.within * s.each;
+                // Surplus heads of a short tile repeat the group's last.
+                let local = (self.first + g).min(b.u32(s.group - 1));
+                let head =
+                    self.kv_head * s.group + if s.group.is_multiple_of(s.heads) { self.first + g } else { local };
+                let at = (self.row * s.spec.heads + head) * s.spec.head_dim + self.within * s.each;
                 let quad = |i| b.load_at(Type::F32X4, self.io.q, at * 4, i * 16, 16, true) * s.spec.scale;
                 (0..s.each / 4).map(quad).collect()
             })
@@ -424,7 +426,7 @@ impl<'b> Tile<'_, 'b> {
         };
         let dim = s.spec.head_dim;
         self.gather(state, |g, e, [max, sum, total]| {
-            let at = partial_at(s, self.row, self.kv_head * s.group + self.first + g, split);
+            let at = partial_at(s, self.row, self.head(g), split);
             b.store(partial, (at + e) * 4, total, 4);
             b.if_(e.eq(0), || {
                 b.store(partial, (at + dim) * 4, max, 4);
@@ -497,8 +499,7 @@ impl<'b> Tile<'_, 'b> {
         // No visible token (padding): 0, not 0/0.
         let value = sum.gt(0.0).select(total / sum, b.f32(0.0));
         if let Some(y) = answer.value {
-            let head = self.kv_head * s.group + self.first + g;
-            b.store(y, ((self.row * s.spec.heads + head) * s.spec.head_dim + e) * 4, value, 4);
+            b.store(y, ((self.row * s.spec.heads + self.head(g)) * s.spec.head_dim + e) * 4, value, 4);
         }
         if let Some(values) = values {
             b.shared_store(values, g * s.spec.head_dim + e, value);
@@ -521,7 +522,7 @@ impl<'b> Tile<'_, 'b> {
     /// that their number changes nothing.
     fn merge(&self, partial: Val<'b>, g: Val<'b>, e: Val<'b>) -> [Val<'b>; 2] {
         let (b, s) = (self.b, self.s);
-        let (dim, head) = (s.spec.head_dim, self.kv_head * s.group + self.first + g);
+        let (dim, head) = (s.spec.head_dim, self.head(g));
         let init = [b.f32(NONE), b.f32(0.0), b.f32(0.0)];
         let state = b.for_(b.u32(0), b.u32(s.splits), MERGED, &init, |base, state| {
             let splits = (0..MERGED).map(|i| ((base + i).min(b.u32(s.splits - 1)), (base + i).lt(s.splits)));

@@ -354,7 +354,7 @@ fn cuts(ctx: &Ctx<'_>, region: &Region, parts: &Parts, weights: &[&Weight]) -> C
     match parts.quantized {
         Some(_) => {
             let shared = |cut: Cut| (sets + 1) * n * cut.tile() * 4 + table_bytes;
-            space(Cut::of_blocks(ctx, sets, m, n), &cut::whole_blocks(m), &shared).cuts(ctx)
+            space(Cut::of_blocks(ctx, sets, m, n), &cut::blocks_or_parts(m), &shared).cuts(ctx)
         }
         None => {
             let rule = Cut::of_rows(ctx, sets, m, n, integers);
@@ -391,7 +391,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             Some((node, gain)) => {
                 let gain = gain.map(|w| args.read("gain", Operand::Weight(w)));
                 let out = args.write("quantized", Operand::Value(node));
-                let counters = parted.then(|| args.read_write("counters", Operand::Counters));
+                let counters = parted.then(|| args.read_write("counters", Operand::Counters(m.div_ceil(UNIT))));
                 in_blocks(ctx, &products, &finish, n, (node, out, gain), counters);
             }
         }

@@ -1,6 +1,6 @@
 //! The kernel templates: one file per kernel family, one row per template.
 //!
-//! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five to six launches per layer.
+//! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five launches per layer.
 //! `route`, `experts` and `expert_down` are those of mixtures of experts, for any number of rows. Many rows (prompts):
 //! `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an answer for every graph.
 

@@ -112,6 +112,7 @@ impl<'b> Blocks<'b> {
         (first, count): (Val<'b>, u32),
         lanes: u32,
     ) -> Blocks<'b> {
+        debug_assert!(count.is_multiple_of(UNIT), "part of a block");
         let wide = matches!(ctx.graph.op(node), Op::Quantize { wide: true, .. });
         let subgroup = ctx.caps.subgroup_size;
         let team = subgroup.min(8);
