@@ -13,6 +13,7 @@
 
 mod record;
 mod search;
+mod statistics;
 mod trial;
 
 pub use record::{FORMAT, OnTrial, Quarantined, Record, Verdict};

@@ -1,6 +1,7 @@
 //! The search: rounds in which every key tries its next cut, until time or cuts run out, and a duel with the rules.
 
 use crate::record::{OnTrial, Record, Verdict};
+use crate::statistics::{median, spread};
 use crate::trial::{Fault, Model, Off, Program, Trial};
 use crate::{Settings, TuneError};
 use std::collections::BTreeSet;
@@ -584,21 +585,4 @@ fn is_hopeless(new: &KernelCost, rule: &KernelCost) -> bool {
     let more = |new: Option<u64>, old: Option<u64>| matches!((new, old), (Some(new), Some(old)) if new > old);
     let emptier = matches!((new.occupancy, rule.occupancy), (Some(new), Some(old)) if new * 4 <= old);
     more(new.spills, rule.spills) || emptier
-}
-
-/// The middle value; infinite if there is none.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::INFINITY)
-}
-
-/// Half of the way from the second lowest to the second highest value, as a part of the middle one: what a difference
-/// must exceed.
-fn spread(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    let middle = median(&mut values);
-    match values.len() {
-        0..3 => 0.0,
-        n => (values[n - 2] - values[1]) / 2.0 / middle.max(1e-12),
-    }
 }

@@ -423,6 +423,32 @@ impl<'b> Products<'_, 'b> {
     }
 }
 
+impl<'b> Products<'_, 'b> {
+    /// The sums of the tile that starts with row `first`, into shared `[set][input][row]`.
+    fn store_sums(&self, first: Val<'b>, shared: u32, n: u32) {
+        let (b, shape, tile) = (self.b, self.shape, self.shape.tile());
+        let turn = |i: Val<'b>| {
+            let local = (i * shape.subgroups + b.subgroup_id()) * shape.rows;
+            let sums = self.sums(first + local);
+            b.if_(b.lane().eq(0), || {
+                for (k, of_row) in sums.iter().enumerate() {
+                    let (set, r) = (k as u32 / shape.rows, k as u32 % shape.rows);
+                    for (j, sum) in of_row.iter().enumerate() {
+                        b.shared_store(shared, local + r + (set * n + j as u32) * tile, *sum);
+                    }
+                }
+            });
+        };
+        if shape.turns == 1 {
+            return turn(b.u32(0));
+        }
+        b.for_(b.u32(0), b.u32(shape.turns), 1, &[], |i, _| {
+            turn(i);
+            vec![]
+        });
+    }
+}
+
 /// Each subgroup finishes its rows by itself.
 fn direct<'b>(products: &Products<'_, 'b>, finish: &Finish<'_, 'b>, n: u32) {
     let (b, shape, m) = (products.b, products.shape, products.m);
@@ -478,26 +504,7 @@ fn in_blocks<'b>(
         let (row, j) = place(b.local_id().min(b.u32(items - 1)));
         finish.addend(row, j)
     });
-    let turn = |i: Val<'b>| {
-        let local = (i * shape.subgroups + b.subgroup_id()) * shape.rows;
-        let sums = products.sums(first + local);
-        b.if_(b.lane().eq(0), || {
-            for (k, of_row) in sums.iter().enumerate() {
-                let (set, r) = (k as u32 / shape.rows, k as u32 % shape.rows);
-                for (j, sum) in of_row.iter().enumerate() {
-                    b.shared_store(shared, local + r + (set * n + j as u32) * tile, *sum);
-                }
-            }
-        });
-    };
-    if shape.turns == 1 {
-        turn(b.u32(0));
-    } else {
-        b.for_(b.u32(0), b.u32(shape.turns), 1, &[], |i, _| {
-            turn(i);
-            vec![]
-        });
-    }
+    products.store_sums(first, shared, n);
     b.barrier();
     for_items(b, lanes, items, |i| {
         let (row, j) = place(i);
