@@ -142,7 +142,8 @@ pub fn tune(
     let start = host.now();
     let (rounds, timed, dropped, barred, rule_costs) = (0, 0, 0, 0, vec![]);
     let (steps, duel) = (STEPS[0], Duration::ZERO);
-    let (fastest, least_rousing) = (f64::INFINITY, LONGEST_ROUSING);
+    let longest_rousing = LONGEST_ROUSING.min(settings.budget / 10);
+    let (fastest, least_rousing) = (f64::INFINITY, longest_rousing);
     let mut search = Search {
         trial,
         model: model.name,
@@ -154,6 +155,7 @@ pub fn tune(
         duel,
         fastest,
         least_rousing,
+        longest_rousing,
         start,
         rounds,
         timed,
@@ -262,6 +264,8 @@ struct Search<'a, 'h> {
     fastest: f64,
     /// The device works for so long before it is trusted to be awake: long at first, when nothing is known.
     least_rousing: Duration,
+    /// It works for no longer than this: [`LONGEST_ROUSING`], or a tenth of the budget.
+    longest_rousing: Duration,
     start: Duration,
     rounds: u32,
     timed: u32,
@@ -323,7 +327,7 @@ impl Search<'_, '_> {
         self.time(&Tuned::new())?;
         let each = (self.host.now().saturating_sub(before) / (self.steps + 1)).max(Duration::from_micros(1));
         self.steps = u32::try_from(TIMING.as_micros() / each.as_micros()).unwrap_or(u32::MAX).clamp(STEPS[0], STEPS[1]);
-        self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1)) + LONGEST_ROUSING;
+        self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1)) + self.longest_rousing;
         let times = self.time(&Tuned::new())?;
         for (contest, time) in self.contests.iter_mut().zip(times) {
             contest.rule_seconds = time;
@@ -487,7 +491,7 @@ impl Search<'_, '_> {
             let awake = now <= self.fastest * (1.0 + LEAST_GAIN);
             self.fastest = self.fastest.min(now);
             let spent = self.host.now().saturating_sub(start);
-            if spent > LONGEST_ROUSING || (awake && spent >= self.least_rousing) {
+            if spent > self.longest_rousing || (awake && spent >= self.least_rousing) {
                 break;
             }
         }

@@ -339,7 +339,7 @@ fn the_budget_is_kept() {
     let budget = Duration::from_millis(2500);
     let out = search(FINE, &mut empty(), budget, u32::MAX);
     assert_eq!(out.report.ending, Ending::Budget);
-    // By this clock a step takes 1 ms, waking the device 600 at first, and a round 48.
+    // By this clock a step takes 1 ms, waking the device 250 at first, and a round 48.
     assert!(out.report.rounds > 5 && out.report.spent < budget + Duration::from_millis(60), "{:?}", out.report.spent);
     let nothing = search(FINE, &mut empty(), Duration::ZERO, u32::MAX);
     assert_eq!(nothing.report.rounds, 0);

@@ -54,7 +54,7 @@ fn what_was_tuned_is_kept_used_explained_and_forgotten() {
         return;
     }
     let (home, model) = (scratch("tune"), model("quant/Q4_K"));
-    let tune = ["tune", &model, "--device", "vulkan", "--budget", "2", "--json"];
+    let tune = ["tune", &model, "--device", "vulkan", "--budget", "5", "--json"];
     let report: serde_json::Value = serde_json::from_str(&stdout(&zinc(&home, &tune))).expect("JSON");
     let search = &report["searches"][0];
     let keys = search["keys"].as_array().expect("keys");
