@@ -276,6 +276,8 @@ struct Search<'a, 'h> {
 /// A cut is timed in about this long, in at least and at most so many steps.
 const TIMING: Duration = Duration::from_millis(60);
 const STEPS: [u32; 2] = [5, 40];
+/// A device is awake that takes so many times its shortest time at most.
+const AWAKE: f64 = 1.05;
 /// Steps between two looks at whether the device is awake, most of such looks, and the longest time for all of them.
 const ROUSING_STEPS: u32 = 4;
 const MOST_ROUSING: u32 = 2000;
@@ -323,9 +325,10 @@ impl Search<'_, '_> {
     fn time_starts(&mut self) -> Result<(), Fault> {
         self.rouse()?;
         self.least_rousing = Duration::ZERO;
+        let rules = self.trial.program(&Tuned::new())?;
         let before = self.host.now();
-        self.time(&Tuned::new())?;
-        let each = (self.host.now().saturating_sub(before) / (self.steps + 1)).max(Duration::from_micros(1));
+        self.trial.times(&rules, self.steps)?;
+        let each = (self.host.now().saturating_sub(before) / self.steps).max(Duration::from_micros(1));
         self.steps = u32::try_from(TIMING.as_micros() / each.as_micros()).unwrap_or(u32::MAX).clamp(STEPS[0], STEPS[1]);
         self.duel = each * (2 * TURNS as u32 * (self.steps.div_ceil(2) + 1)) + self.longest_rousing;
         let times = self.time(&Tuned::new())?;
@@ -488,7 +491,7 @@ impl Search<'_, '_> {
             let samples = self.trial.times(&rules, ROUSING_STEPS)?;
             let fastest = |list: &Vec<f64>| list.iter().copied().fold(f64::INFINITY, f64::min);
             let now: f64 = samples.iter().map(fastest).sum();
-            let awake = now <= self.fastest * (1.0 + LEAST_GAIN);
+            let awake = now <= self.fastest * AWAKE;
             self.fastest = self.fastest.min(now);
             let spent = self.host.now().saturating_sub(start);
             if spent > self.longest_rousing || (awake && spent >= self.least_rousing) {

@@ -136,6 +136,10 @@ pub(crate) fn compile(gpu: &Arc<Gpu>, cache: &KernelCache, kernel: &Kernel) -> R
     Job::new(gpu, cache, kernel)?.compile(gpu, cache)
 }
 
+/// Tries to make a pipeline. "Unknown error" comes and goes: the instrumenting validation layer has it for one pipeline in
+/// some thousand while several threads compile, and gives the same pipeline when asked again.
+const ATTEMPTS: u32 = 4;
+
 /// Creates the pipeline itself; `flags` ask for statistics.
 pub(crate) fn create(
     gpu: &Gpu,
@@ -162,7 +166,11 @@ pub(crate) fn create(
     let info = vk::ComputePipelineCreateInfo::default().flags(flags).stage(stage).layout(gpu.layout);
     // SAFETY: module, layout and cache belong to this device; `info` lives until the return; the module may go after.
     let made = unsafe {
-        let made = gpu.raw.create_compute_pipelines(cache, &[info], None);
+        let mut made = gpu.raw.create_compute_pipelines(cache, &[info], None);
+        for _ in 1..ATTEMPTS {
+            let Err((_, vk::Result::ERROR_UNKNOWN)) = made else { break };
+            made = gpu.raw.create_compute_pipelines(vk::PipelineCache::null(), &[info], None);
+        }
         gpu.raw.destroy_shader_module(module, None);
         made
     };
