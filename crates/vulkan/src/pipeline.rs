@@ -136,8 +136,9 @@ pub(crate) fn compile(gpu: &Arc<Gpu>, cache: &KernelCache, kernel: &Kernel) -> R
     Job::new(gpu, cache, kernel)?.compile(gpu, cache)
 }
 
-/// Tries to make a pipeline. "Unknown error" comes and goes: the instrumenting validation layer has it for one pipeline in
-/// some thousand while several threads compile, and gives the same pipeline when asked again.
+/// Tries to make a pipeline. "Unknown error" comes and goes: under the instrumenting validation layer a run of the tests
+/// in two or three met it, at another pipeline each time, and none of eight since the driver is asked again. The cause
+/// is not known.
 const ATTEMPTS: u32 = 4;
 
 /// Creates the pipeline itself; `flags` ask for statistics.

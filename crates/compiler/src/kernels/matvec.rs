@@ -396,7 +396,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             }
         }
     });
-    let temps = if parted && !region.gives.contains(&parts.out) { vec![(m * n * 4) as u64] } else { vec![] };
+    let temps =
+        if parted && !region.gives.contains(&parts.out) { vec![u64::from(m) * u64::from(n) * 4] } else { vec![] };
     Ok(Emission { launches: vec![product], temps, cuts: Some(cuts) })
 }
 
@@ -421,9 +422,7 @@ impl<'b> Products<'_, 'b> {
             sets.flat_map(|(weight, base)| index.iter().map(|&row| WeightRow { weight, base: *base, row })).collect();
         dot::dot(self.b, self.sg, self.shape.flight(), &rows, &self.inputs)
     }
-}
 
-impl<'b> Products<'_, 'b> {
     /// The sums of the tile that starts with row `first`, into shared `[set][input][row]`.
     fn store_sums(&self, first: Val<'b>, shared: u32, n: u32) {
         let (b, shape, tile) = (self.b, self.shape, self.shape.tile());
