@@ -126,6 +126,8 @@ pub struct Ran {
     pub position: u32,
     /// Its token rows.
     pub rows: u32,
+    /// For each sequence in it: the tokens that it had before, and its token rows.
+    pub parts: Vec<(u32, u32)>,
 }
 
 /// Runs sequences of one model on one device.
@@ -347,7 +349,10 @@ impl Engine {
             }
             let step = &oldest.batch.step;
             let (position, rows) = (step.positions.first().copied().unwrap_or(0), step.tokens.len() as u32);
-            self.ran = Some(Ran { program: oldest.program, position, rows });
+            let mut parts = self.ran.take().map_or(vec![], |ran| ran.parts);
+            parts.clear();
+            parts.extend(oldest.batch.parts());
+            self.ran = Some(Ran { program: oldest.program, position, rows, parts });
             // Nobody waits for a batch whose sequences have all ended before.
             let wanted = self.scheduler.has_part_of(&oldest.batch);
             self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);

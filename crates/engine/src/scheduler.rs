@@ -66,6 +66,11 @@ impl Batch {
         outputs == 0 || (self.bucket.tail.chains() && outputs <= CHAIN_ROWS as usize)
     }
 
+    /// For each sequence: the tokens that it had before, and its token rows.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.parts.iter().map(|part| ((part.end - part.rows) as u32, part.rows as u32))
+    }
+
     fn clear(&mut self) {
         let step = &mut self.step;
         for rows in [&mut step.tokens, &mut step.positions, &mut step.sequence, &mut step.slots, &mut step.outputs] {

@@ -48,13 +48,14 @@ pub(crate) enum Command {
 }
 
 /// llama.cpp's short flags of more than one letter, which clap does not know.
-const LONG_SPELLINGS: [(&str, &str); 6] = [
+const LONG_SPELLINGS: [(&str, &str); 7] = [
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
     ("-tb", "--threads"),
+    ("-npl", "--parallel"),
 ];
 
 /// Replaces them by their long form, up to `--`.

@@ -126,8 +126,19 @@ impl Begun {
         Ok(Begun { source, tokenizer, start })
     }
 
-    /// Loads it; says on stderr which device it took and why.
+    /// Loads it for one sequence; says on stderr which device it took and why.
     pub(crate) fn load(self, compute: &ComputeArgs, needs: Needs, interrupt: &Interrupt) -> Result<Session> {
+        self.load_for(compute, needs, 1, interrupt)
+    }
+
+    /// The same for so many sequences at once, each with a context of its own.
+    pub(crate) fn load_for(
+        self,
+        compute: &ComputeArgs,
+        needs: Needs,
+        sequences: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Session> {
         let kv = compute.kv()?;
         let Begun { source, tokenizer, start } = self;
         let opened = device::open(compute)?;
@@ -143,7 +154,8 @@ impl Begun {
             say!("kernels are cut as `zinc tune` found best on this GPU (--no-tuned: by rule)");
         }
         let choices = Choices { act, tuned: opened.tuned(), ..Choices::default() };
-        let options = Options { context, kv, rows: compute.ubatch_size, choices, ..Options::default() };
+        let rows = compute.ubatch_size;
+        let options = Options { context, kv, rows, sequences, choices, ..Options::default() };
         let mut meter = Meter::new();
         let mut progress = |p| {
             interrupt.exit_if_pressed();

@@ -188,6 +188,38 @@ fn bench_measures_after_a_context() {
 }
 
 #[test]
+fn bench_measures_sequences_at_once() {
+    let m = model("llama");
+    let line = ["bench", &m, "-p", "40", "-n", "8", "-r", "2", "--device", "cpu", "-npl", "1,3"];
+    let table = stdout(&zinc(&[&line[..], &["--profile", "--roofline"]].concat()));
+    for words in ["| pp40 x1 |", "| tg8 @ d40 x1 |", "| pp40 x3 |", "| tg8 @ d40 x3 launch |", "tg8 @ d40 x3 against"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&zinc(&[&line[..], &["--json", "--profile"]].concat()))).expect("JSON");
+    let number = |v: &serde_json::Value| v.as_f64().expect("a number");
+    let (alone, three) = (&value["tests"][1], &value["tests"][3]);
+    assert_eq!((three["test"].as_str(), three["sequences"].as_u64()), (Some("tg8 @ d40 x3"), Some(3)));
+    // A step gives one token of each sequence.
+    for (test, rows) in [(alone, 1.0), (three, 3.0)] {
+        let milliseconds: Vec<f64> =
+            test["runs"].as_array().expect("runs").iter().map(|rate| rows * 1e3 / number(rate)).collect();
+        let (a, b) = (milliseconds[0], milliseconds[1]);
+        assert!((number(&test["milliseconds_per_step"]) / ((a + b) / 2.0) - 1.0).abs() < 1e-9, "{test}");
+    }
+    // Attention reads the K and V of three sequences; all other launches are as many.
+    let of = |test: &serde_json::Value, what: &str| {
+        let launches = test["launches"].as_array().expect("launches");
+        let attention = launches.iter().find(|l| l["launch"] == "attention").expect("attention");
+        number(&attention[what])
+    };
+    assert_eq!(of(three, "count"), of(alone, "count"));
+    assert!(of(three, "bytes") > 2.5 * of(alone, "bytes"), "{value}");
+    fails(&zinc(&[&line[..], &["-d", "10"]].concat()), 2, &["--n-depth"]);
+    fails(&zinc(&[&line[..], &["--ubatch-size", "2"]].concat()), 2, &["--ubatch-size 3"]);
+}
+
+#[test]
 fn bench_compares_with_measured_limits() {
     let (m, folder) = (model("llama"), scratch("roofline"));
     let file = folder.join("plot.svg").display().to_string();

@@ -47,10 +47,19 @@ impl Plan {
     /// What a launch moves and computes in a step of `rows` new tokens of one sequence that has `past` tokens. Other
     /// than [`Launch::bytes`], this counts the context that there is, not the bucket's.
     pub fn cost_at(&self, launch: &Launch, past: u32, rows: u32) -> Cost {
+        self.cost_of(launch, &[(past, rows)])
+    }
+
+    /// The same for a step of several sequences: of each, the tokens that it has, and its new ones.
+    pub fn cost_of(&self, launch: &Launch, parts: &[(u32, u32)]) -> Cost {
         let whole = Cost { bytes: launch.bytes, flops: launch.flops };
         let Some(Op::Attention { spec, .. }) = launch.attends.map(|node| self.graph.op(node)) else { return whole };
         let of_bucket = Cost::of_attention(spec, self.kv.ty, &self.bucket);
-        let now = Cost::of_attention_at(spec, self.kv.ty, past, rows);
+        let of_part = |(past, rows): &(u32, u32)| Cost::of_attention_at(spec, self.kv.ty, *past, *rows);
+        let now = parts
+            .iter()
+            .map(of_part)
+            .fold(Cost::default(), |sum, part| Cost { bytes: sum.bytes + part.bytes, flops: sum.flops + part.flops });
         Cost {
             bytes: whole.bytes.saturating_sub(of_bucket.bytes) + now.bytes,
             flops: whole.flops.saturating_sub(of_bucket.flops) + now.flops,

@@ -3,12 +3,16 @@
 //! ```text
 //! pp N: one prompt of N tokens      tg N: N steps of one token      each: warm-up, then R runs ─► median ± deviation
 //!    … @ d D: after D tokens of context, which are run in steps of their own and not timed
+//!    … x S: S sequences at once, each with tokens of its own; tokens of all are counted
 //! ```
 //!
-//! The D tokens are the same in all runs, so that K and V of them are computed once and then shared.
+//! The D tokens are the same in all runs, so that K and V of them are computed once and then shared by runs. Of several
+//! sequences, generation is timed after their prompts, in steps that have a row of each.
 //!
 //! Host time is what the thread that drives the device spends per token on choosing, building, submitting and reading
 //! steps: all but waiting.
+
+mod workload;
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::device;
@@ -17,14 +21,15 @@ use crate::interrupt::Interrupt;
 use crate::output::{print, print_line, say};
 use crate::progress::Meter;
 use crate::roofline::{self, Expected, Limits, Ran, Roofline};
-use crate::session::{Needs, Session, act_name, kv_name};
-use anyhow::{Context, Result};
+use crate::session::{Begun, Needs, Session, act_name, kv_name};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zinc_engine::{Program, Ran as Step, Random, Request};
+use workload::Test;
+use zinc_engine::{Program, Ran as Step};
 use zinc_ir::device::ProgramId;
 
 /// Measures prompt and generation speed of a model, or of a shape with made-up weights (--shape).
@@ -42,6 +47,11 @@ pub(crate) struct Arguments {
     #[arg(short = 'd', long = "n-depth", default_value = "0", value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     depths: Vec<u32>,
+    /// Sequences at once, each with a prompt of -p tokens and -n generated after it; rates count the tokens of all.
+    /// Several counts: --parallel 1,2,4,8 (also -npl)
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "depths")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parallel: Vec<u32>,
     /// Runs of each test
     #[arg(short = 'r', long = "repetitions", default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -63,54 +73,6 @@ pub(crate) struct Arguments {
     compute: ComputeArgs,
 }
 
-/// What is measured: how a run begins, and how many tokens it counts.
-#[derive(Clone, Copy, Debug)]
-struct Test {
-    name: &'static str,
-    tokens: u32,
-    /// Tokens of context before the first that is timed.
-    depth: u32,
-    /// Tokens of the prompt after them.
-    prompt: u32,
-    predict: u32,
-}
-
-impl Test {
-    /// The tests that the arguments ask for.
-    fn all(arguments: &Arguments) -> Vec<Test> {
-        let (p, n) = (arguments.prompt, arguments.generate);
-        let of = |depth| {
-            let prompt = Test { name: "pp", tokens: p, depth, prompt: p, predict: 1 };
-            [prompt, Test { name: "tg", tokens: n, depth, prompt: 1, predict: n }]
-        };
-        arguments.depths.iter().flat_map(|depth| of(*depth)).filter(|test| test.tokens > 0).collect()
-    }
-
-    /// Name, size and depth, as llama-bench writes them: `tg128 @ d8192`.
-    fn title(&self) -> String {
-        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
-        format!("{}{}{depth}", self.name, self.tokens)
-    }
-
-    /// Tokens of context that it needs.
-    fn context(&self) -> u32 {
-        self.depth.saturating_add(self.tokens)
-    }
-
-    /// Its first part, the same in all runs, and `rest`.
-    fn request(&self, vocabulary: u32, rest: impl FnMut() -> u32) -> Request {
-        let mut random = Random::new(0);
-        let depth = (0..self.depth).map(|_| token(&mut random, vocabulary));
-        let prompt = depth.chain(std::iter::repeat_with(rest).take(self.prompt as usize)).collect();
-        Request { prompt, predict: Some(self.predict), split: Some(self.depth), ..Request::default() }
-    }
-}
-
-/// A token drawn from all of the vocabulary.
-fn token(random: &mut Random, vocabulary: u32) -> u32 {
-    (random.unit() * vocabulary as f64) as u32
-}
-
 /// Time and traffic of one kind of launch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
@@ -124,6 +86,8 @@ struct Kind {
 struct Measured {
     test: Test,
     rates: Vec<f64>,
+    /// Time per step of each run, in milliseconds.
+    steps: Vec<f64>,
     /// Host time per token of each run, in microseconds; none if the host computes the steps itself.
     host: Vec<f64>,
     kinds: Option<BTreeMap<&'static str, Kind>>,
@@ -166,7 +130,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let tests = Test::all(arguments);
     let needs = tests.iter().map(Test::context).max().map_or(Needs::Usual, Needs::Exactly);
-    let mut session = Session::open(&arguments.model, &arguments.compute, needs, &interrupt)?;
+    let sequences = tests.iter().map(Test::sequences).max().unwrap_or(1);
+    let rows = arguments.compute.ubatch_size;
+    if sequences > rows {
+        return Err(usage(format!(
+            "{sequences} sequences need as many rows in a step; give --ubatch-size {sequences}"
+        )));
+    }
+    let model = Begun::new(&arguments.model, &interrupt)?;
+    let mut session = model.load_for(&arguments.compute, needs, sequences, &interrupt)?;
     let mut results = vec![];
     for test in tests {
         results.push(measure(&mut session, test, arguments, limits.as_ref(), &interrupt)?);
@@ -186,14 +158,16 @@ fn measure(
     limits: Option<&Limits>,
     interrupt: &Interrupt,
 ) -> Result<Measured> {
+    fill_contexts(session, test, interrupt)?;
     let programs = once(session, test, 0, interrupt)?.programs;
-    let (mut rates, mut host) = (vec![], vec![]);
+    let (mut rates, mut steps, mut host) = (vec![], vec![], vec![]);
     for repetition in 0..arguments.repetitions {
         let run = once(session, test, repetition as u64 + 1, interrupt)?;
-        rates.push(test.tokens as f64 / run.time.as_secs_f64());
-        host.extend(run.host.map(|time| time.as_secs_f64() * 1e6 / test.tokens as f64));
+        rates.push(run.rows as f64 / run.time.as_secs_f64());
+        steps.push(run.time.as_secs_f64() * 1e3 / run.steps as f64);
+        host.extend(run.host.map(|time| time.as_secs_f64() * 1e6 / run.rows as f64));
     }
-    let mut measured = Measured { test, rates, host, kinds: None, roofline: None };
+    let mut measured = Measured { test, rates, steps, host, kinds: None, roofline: None };
     if !arguments.profile && limits.is_none() {
         return Ok(measured);
     }
@@ -205,32 +179,51 @@ fn measure(
         measured.kinds = Some(kinds(&profile.ran));
     }
     if let Some(limits) = limits {
-        let tokens = test.tokens as u64;
+        let tokens = profile.rows;
         let (profiled, wall) = (profile.time.as_secs_f64() / tokens as f64, 1.0 / measured.median());
         measured.roofline = Some(Roofline::new(limits, &profile.ran, tokens, profiled, wall));
     }
     Ok(measured)
 }
 
-/// What a run took, and the programs it used.
+/// What the timed steps of a run took, and the programs they used.
 struct Run {
+    steps: u32,
+    /// Token rows of them.
+    rows: u64,
     time: Duration,
     /// Of which the host did not wait.
     host: Option<Duration>,
     programs: Vec<Program>,
 }
 
+/// Computes K and V of the contexts that several sequences start with, so that they begin together.
+fn fill_contexts(session: &mut Session, test: Test, interrupt: &Interrupt) -> Result<()> {
+    let engine = &mut session.engine;
+    let mut meter = Meter::new();
+    for request in test.contexts(engine.vocabulary()) {
+        engine.submit(request)?;
+    }
+    while !engine.is_idle() {
+        engine.step(&mut |p| meter.device(p))?;
+        meter.clear();
+        interrupt.check()?;
+    }
+    Ok(())
+}
+
 /// Runs a test with its own random tokens.
 fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> Result<Run> {
     let engine = &mut session.engine;
-    let (mut random, vocabulary) = (Random::new(!seed), engine.vocabulary());
     if test.depth == 0 {
         engine.forget_prefixes();
     }
-    engine.submit(test.request(vocabulary, || token(&mut random, vocabulary)))?;
+    for request in test.requests(engine.vocabulary(), seed) {
+        engine.submit(request)?;
+    }
     let mut meter = Meter::new();
-    let mut run =
-        Run { time: Duration::ZERO, host: engine.device().waited().map(|_| Duration::ZERO), programs: vec![] };
+    let host = engine.device().waited().map(|_| Duration::ZERO);
+    let mut run = Run { steps: 0, rows: 0, time: Duration::ZERO, host, programs: vec![] };
     let mut events = vec![];
     while !engine.is_idle() {
         let (before, known, waited) = (Instant::now(), engine.programs(), engine.device().waited());
@@ -240,9 +233,11 @@ fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> 
         meter.clear();
         engine.step_into(&mut events, &mut |_| ())?;
         events.clear();
-        if let Some(ran) = engine.ran().filter(|ran| ran.position >= test.depth) {
+        if let Some(ran) = engine.ran().filter(|ran| test.counts(&ran.parts)) {
             let took = start.elapsed();
             let waited = engine.device().waited().zip(waited).map(|(after, before)| after - before);
+            run.steps += 1;
+            run.rows += ran.rows as u64;
             run.time += took;
             run.host = run.host.zip(waited).map(|(host, waited)| host + took.saturating_sub(waited));
             if run.programs.iter().all(|known| known.id != ran.program.id) {
@@ -251,15 +246,23 @@ fn once(session: &mut Session, test: Test, seed: u64, interrupt: &Interrupt) -> 
         }
         interrupt.check()?;
     }
-    Ok(run)
+    match run.steps {
+        0 => bail!("{}: no step had a row of every sequence; generate more tokens (-n)", test.title()),
+        _ => Ok(run),
+    }
 }
 
 /// A run with measuring on.
 struct Profile {
     ran: Vec<Ran>,
-    /// Of all steps, as the host saw it.
+    /// Token rows of all timed steps.
+    rows: u64,
+    /// Of those steps, as the host saw it.
     time: Duration,
 }
+
+/// Seed of the tokens of profiled runs.
+const PROFILE_SEED: u64 = u64::MAX;
 
 /// Most runs with measuring on.
 const PROFILED: u32 = 5;
@@ -289,8 +292,10 @@ fn profile(
 
 fn profiled_run(session: &mut Session, test: Test, interrupt: &Interrupt) -> Result<Profile> {
     let engine = &mut session.engine;
-    engine.submit(test.request(engine.vocabulary(), || 1))?;
-    let mut profile = Profile { ran: vec![], time: Duration::ZERO };
+    for request in test.requests(engine.vocabulary(), PROFILE_SEED) {
+        engine.submit(request)?;
+    }
+    let mut profile = Profile { ran: vec![], rows: 0, time: Duration::ZERO };
     let mut known: HashMap<ProgramId, Vec<Expected>> = HashMap::new();
     while !engine.is_idle() {
         let start = Instant::now();
@@ -298,16 +303,17 @@ fn profiled_run(session: &mut Session, test: Test, interrupt: &Interrupt) -> Res
         let took = start.elapsed();
         interrupt.check()?;
         // Not the program chosen last, which the device may just be starting.
-        let Some(Step { program, position, rows }) = engine.ran().cloned() else { break };
-        if position < test.depth {
+        let Some(Step { program, rows, parts, .. }) = engine.ran().cloned() else { break };
+        if !test.counts(&parts) {
             continue;
         }
+        profile.rows += rows as u64;
         profile.time += took;
         let plan = &program.plan;
         let Some(times) = engine.profile(&program, true) else { break };
         let expected = known.entry(program.id).or_insert_with(|| roofline::expected(plan));
         for ((launch, expected), time) in plan.launches().zip(expected).zip(times) {
-            let (template, cost) = (launch.template, plan.cost_at(launch, position, rows));
+            let (template, cost) = (launch.template, plan.cost_of(launch, &parts));
             profile.ran.push(Ran { template, expected: *expected, seconds: time.as_secs_f64(), cost });
         }
     }
@@ -337,11 +343,11 @@ fn draw(session: &Session, results: &[Measured], file: &Path) -> Result<()> {
 
 fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
     let spec = &session.source.model.spec;
-    print_line("| model | size | params | device | act | kv | test | t/s | host µs/token |")?;
-    print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: | ---: |")?;
+    print_line("| model | size | params | device | act | kv | test | t/s | ms/step | host µs/token |")?;
+    print_line("| --- | ---: | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |")?;
     for r in results {
         print_line(&format!(
-            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {} |",
+            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {:.3} | {} |",
             session.source.name,
             spec.weight_bytes() as f64 / (1 << 20) as f64,
             spec.parameters() as f64 / 1e6,
@@ -351,6 +357,7 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
             r.test.title(),
             r.median(),
             r.deviation(),
+            median(&r.steps).unwrap_or(0.0),
             median(&r.host).map_or("–".into(), |host| format!("{host:.1}")),
         ))?;
     }
@@ -401,9 +408,9 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
                 rows.collect::<Vec<_>>()
             });
             json!({
-                "test": r.test.title(), "depth": r.test.depth,
+                "test": r.test.title(), "depth": r.test.depth, "sequences": r.test.sequences(),
                 "tokens_per_second": r.median(), "median": r.median(), "mean": r.mean(), "deviation": r.deviation(),
-                "runs": r.rates, "host_microseconds_per_token": median(&r.host), "launches": kinds,
+                "runs": r.rates, "milliseconds_per_step": median(&r.steps), "host_microseconds_per_token": median(&r.host), "launches": kinds,
                 "roofline": r.roofline.as_ref().map(Roofline::json),
             })
         })
@@ -427,8 +434,8 @@ mod tests {
 
     #[test]
     fn deviation_is_that_of_a_sample() {
-        let test = Test { name: "pp", tokens: 1, depth: 0, prompt: 1, predict: 1 };
-        let of = |rates: Vec<f64>| Measured { test, rates, host: vec![], kinds: None, roofline: None };
+        let test = Test { name: "pp", tokens: 1, depth: 0, prompt: 1, predict: 1, parallel: None };
+        let of = |rates: Vec<f64>| Measured { test, rates, steps: vec![], host: vec![], kinds: None, roofline: None };
         assert_eq!(of(vec![1.0, 3.0]).mean(), 2.0);
         assert!((of(vec![1.0, 3.0]).deviation() - 2f64.sqrt()).abs() < 1e-12);
         assert_eq!(of(vec![5.0]).deviation(), 0.0);
