@@ -3,12 +3,13 @@
 //! ```text
 //! matmul(rms_norm(x), W)  ─►  matmul(quantize(x · gain), W)      the readers apply the norm's factor
 //! matmul(x, W)            ─►  matmul(quantize(x), W)
+//!                             matmul(halve(x), W)                of many rows, with matrix units
 //! ```
 //!
 //! As a node of its own the quantized value can be drawn into the epilogue of whatever makes `x`, which then costs no
 //! launch and no second pass over the row.
 
-use crate::kernels::{MATVEC_ROWS, takes_bytes};
+use crate::kernels::{MATVEC_ROWS, half_shapes, takes_bytes};
 use crate::{Choices, Ctx};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ struct Source {
     select: bool,
 }
 
-/// The graph with quantized inputs for the products of few rows that take them.
+/// The graph with quantized inputs for the products of few rows that take them, and halves for those of many rows.
 pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> Arc<Graph> {
     // The two halves of a block are summed by different lanes.
     if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 {
@@ -57,6 +58,8 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
         Rows::Tokens => bucket.tokens <= MATVEC_ROWS,
         Rows::Outputs => bucket.outputs <= MATVEC_ROWS,
     };
+    let halves = choices.matrices && half_shapes(caps).next().is_some();
+    let halved = |x: NodeId| halves && !few(graph.node(x).shape.rows);
     let users = graph.users();
     let eligible = |x: NodeId| {
         few(graph.node(x).shape.rows)
@@ -80,10 +83,22 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
             }
         }
     }
-    // The quantized values so far: what they stand for, and the node.
+    let mut to_halve = vec![false; graph.nodes().len()];
+    for id in graph.ids() {
+        if let Op::MatMul { x, .. } = *graph.op(id) {
+            to_halve[x.index()] |= halved(x);
+        }
+    }
+    // The quantized values so far: what they stand for, and the node; and the halves.
     let mut made: Vec<(Source, NodeId)> = vec![];
+    let mut made_halves: HashMap<NodeId, NodeId> = HashMap::new();
     let rewritten = graph.rewrite(|new, old, node| {
         let mut node = node;
+        if let (Op::MatMul { x: old_x, .. }, Op::MatMul { x, .. }) = (graph.op(old), &mut node.op)
+            && let Some(halves) = made_halves.get(old_x)
+        {
+            *x = *halves;
+        }
         if let Op::MatMul { x: old_x, .. } | Op::ExpertMatMul { x: old_x, .. } = *graph.op(old)
             && let Some(source) = inputs.get(&old_x)
             && let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = &mut node.op
@@ -91,6 +106,9 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
             *x = find_or_select(new, &mut made, *source);
         }
         let id = new.push_node(node);
+        if to_halve[old.index()] {
+            made_halves.insert(old, new.halve(id));
+        }
         for plain in wanted.get(&old).into_iter().flatten() {
             made.push((*plain, new.quantize(id, plain.norm, wide)));
         }
@@ -127,6 +145,15 @@ fn source(graph: &Graph, x: NodeId, move_select: bool) -> Source {
 }
 
 impl Ctx<'_> {
+    /// Is the value kept as halves? Looks through a selection of rows.
+    pub(crate) fn halves(&self, x: NodeId) -> bool {
+        match *self.graph.op(x) {
+            Op::Halve { .. } => true,
+            Op::SelectRows { x } => self.halves(x),
+            _ => false,
+        }
+    }
+
     /// The quantization a value stands for, looking through a selection of rows: (node, norm's epsilon, wide).
     pub(crate) fn quantized(&self, x: NodeId) -> Option<(NodeId, Option<f32>, bool)> {
         match *self.graph.op(x) {

@@ -109,6 +109,7 @@ impl Ctx<'_> {
     pub fn value_bytes(&self, id: NodeId) -> u64 {
         let row = match self.quantized(id) {
             Some((_, _, wide)) => crate::kernels::quantized_row_bytes(self.cols(id), wide),
+            None if self.halves(id) => self.cols(id) * 2,
             None => self.cols(id) * 4,
         };
         self.rows(id) as u64 * row as u64

@@ -178,7 +178,7 @@ fn reference(graph: &Graph, weights: &Bytes, tokens: &[u32]) -> Vec<Vec<f64>> {
                 tokens.iter().map(|t| w[*t as usize * WIDTH as usize..][..WIDTH as usize].to_vec()).collect()
             }
             Op::SelectRows { x } => rows(x),
-            Op::Quantize { .. } => unreachable!("only devices that run kernels have it"),
+            Op::Quantize { .. } | Op::Halve { .. } => unreachable!("only devices that run kernels have it"),
             Op::Scale { x, factor } => map(x, &|_, r| r.iter_mut().for_each(|x| *x *= *factor as f64)),
             Op::RmsNorm { x, weight: w, eps, group } => {
                 let w = weight(*w);

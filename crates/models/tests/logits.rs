@@ -53,7 +53,7 @@ impl Evaluator<'_> {
         for id in self.graph.ids() {
             let of = |i: zinc_ir::graph::NodeId| &values[i.index()];
             let value = match *self.graph.op(id) {
-                Op::Quantize { .. } => unreachable!("only the compiler writes it"),
+                Op::Quantize { .. } | Op::Halve { .. } => unreachable!("only the compiler writes it"),
                 Op::Embed { table } => {
                     let table = self.weight(table);
                     let row = |&t: &i32| table.data[t as usize * table.cols..][..table.cols].to_vec();

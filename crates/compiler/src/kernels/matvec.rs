@@ -156,6 +156,8 @@ pub(super) struct Parts {
     pub(super) out: NodeId,
     /// Its quantization, if the region ends in one, with the norm's gain.
     pub(super) quantized: Option<(NodeId, Option<WeightId>)>,
+    /// The same as halves, if the region ends in them.
+    pub(super) halves: Option<NodeId>,
 }
 
 /// Where a product's input rows come from.
@@ -190,7 +192,7 @@ pub(super) fn source_of(ctx: &Ctx<'_>, region: &Region, x: NodeId) -> Source {
 pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
     let mut products = vec![];
     let (mut bias, mut residual, mut activation, mut input) = (None, None, None, None);
-    let (mut out, mut quantized) = (region.last(), None);
+    let (mut out, mut quantized, mut halves) = (region.last(), None, None);
     for &node in &region.nodes {
         match *ctx.graph.op(node) {
             Op::MatMul { x, weight } => {
@@ -206,6 +208,7 @@ pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
             Op::Quantize { x, norm, .. } => {
                 (out, quantized) = (x, Some((node, norm.map(|n| n.0))));
             }
+            Op::Halve { x } => (out, halves) = (x, Some(node)),
             _ => {}
         }
     }
@@ -218,6 +221,7 @@ pub(super) fn parts(ctx: &Ctx<'_>, region: &Region) -> Parts {
         source: source_of(ctx, region, input),
         out,
         quantized,
+        halves,
     }
 }
 

@@ -14,6 +14,7 @@ mod dot_floats;
 mod expert_down;
 mod expert_tile;
 mod experts;
+mod halve;
 mod matmul;
 mod matvec;
 mod qkv;
@@ -27,6 +28,7 @@ mod top_k;
 use crate::Template;
 pub(crate) use dot::takes_bytes;
 pub(crate) use dot_blocks::Flight;
+pub(crate) use halve::shapes as half_shapes;
 
 /// Bytes of a quantized row of `cols` values.
 pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {
@@ -56,6 +58,7 @@ pub static TEMPLATES: &[&Template] = &[
     &rows::SELECT_ROWS,
     &rows::RMS_NORM,
     &quantize::QUANTIZE,
+    &halve::HALVE,
     &rows::ROPE,
     &rows::KV_APPEND,
     &rows::GLU,

@@ -1,7 +1,7 @@
 //! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
 
 use super::args::{Args, single};
-use super::{dot, tables};
+use super::{dot, halve, tables};
 // Listed among the row operations, made with the other choices of tokens.
 pub(super) use super::top_k::argmax::ARGMAX;
 use crate::select::Finder;
@@ -35,7 +35,7 @@ template!(EMBED, "embed", "embedding rows", Op::Embed { .. }, emit_embed);
 template!(SELECT_ROWS, "select_rows", "rows whose logits are wanted", Op::SelectRows { .. }, emit_select_rows);
 pub(super) static RMS_NORM: Template = Template {
     name: "rms_norm",
-    summary: "[select rows] RMS norm of rows or heads",
+    summary: "[select rows] RMS norm of rows or heads [as halves]",
     fused: false,
     matches: match_rms_norm,
     emit: emit_rms_norm,
@@ -131,11 +131,17 @@ fn emit_select_rows(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileE
     }))
 }
 
-/// A norm, with the selection of its rows.
+/// A norm, with the selection of its rows, and as halves.
 fn match_rms_norm(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
-    let Op::RmsNorm { x, .. } = *f.op(node) else { return None };
-    let selects = f.ctx.choices.fuse && matches!(f.op(x), Op::SelectRows { .. }) && f.private(x, &[node]);
-    Some(if selects { vec![x, node] } else { vec![node] })
+    let (norm, mut nodes) = match halve::ending(f, node) {
+        Some((value, halves)) => (value, vec![value, halves]),
+        None => (node, vec![node]),
+    };
+    let Op::RmsNorm { x, .. } = *f.op(norm) else { return None };
+    if f.ctx.choices.fuse && matches!(f.op(x), Op::SelectRows { .. }) && f.private(x, &[norm]) {
+        nodes.push(x);
+    }
+    Some(nodes)
 }
 
 /// Quads of a group that a lane should at least have before another subgroup helps.
@@ -143,7 +149,10 @@ const NORM_QUADS: u32 = 4;
 
 /// A tile per group of columns: a subgroup, or several for long groups.
 fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
-    let out = region.last();
+    let (mut out, mut halves) = (region.last(), None);
+    if let Op::Halve { x } = *ctx.graph.op(out) {
+        (out, halves) = (x, Some(out));
+    }
     let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(out) else {
         return Err(ctx.unsupported(out, "pattern"));
     };
@@ -161,7 +170,8 @@ fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileErro
         let from = args.read("x", Operand::Value(source));
         let picks = (source != x).then(|| args.read("outputs", Operand::Input(Input::Outputs)));
         let gain = args.read("weight", Operand::Weight(weight));
-        let y = args.write("y", Operand::Value(out));
+        let y = region.gives.contains(&out).then(|| args.write("y", Operand::Value(out)));
+        let halves = halves.map(|node| args.write("halves", Operand::Value(node)));
         let row = b.tile(0) / groups;
         let picked = picks.map_or(row, |picks| b.load(Type::U32, picks, row * 4, 4));
         let start = (picked * groups + b.tile(0) % groups) * group;
@@ -175,7 +185,13 @@ fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileErro
         for_items(b, lanes, group / wide, |i| {
             let v = b.load(ty, from, (start + i * wide) * 4, align);
             let value = v * factor * b.load(ty, gain, i * (wide * 4), align);
-            b.store(y, (b.tile(0) * group + i * wide) * 4, value, align);
+            let at = b.tile(0) * group + i * wide;
+            if let Some(y) = y {
+                b.store(y, at * 4, value, align);
+            }
+            if let Some(halves) = halves {
+                halve::store(b, halves, at, value);
+            }
         });
     }))
 }

@@ -456,7 +456,7 @@ impl Places<'_> {
                 Kind::ExpertSum { x: self.of[&x], route: self.of[&route], out: self.new_slot(node) }
             }
             Op::MatMul { .. } | Op::ExpertMatMul { .. } => unreachable!("products are drafted as such"),
-            Op::Quantize { .. } => unreachable!("the compiler quantizes for kernels only"),
+            Op::Quantize { .. } | Op::Halve { .. } => unreachable!("the compiler quantizes for kernels only"),
         }
     }
 }

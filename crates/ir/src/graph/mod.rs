@@ -166,7 +166,13 @@ pub enum Op {
         /// Two bytes per value instead of one.
         wide: bool,
     },
-    /// x · Wᵀ: [n, cols] × [rows, cols] → [n, rows]. `x` may be quantized.
+    /// The rows of `x` as halves, each value rounded to the nearest that is finite: input of products on matrix units.
+    /// Only the compiler writes it, for devices that run kernels.
+    Halve {
+        /// Input.
+        x: NodeId,
+    },
+    /// x · Wᵀ: [n, cols] × [rows, cols] → [n, rows]. `x` may be quantized, or halves.
     MatMul {
         /// Input.
         x: NodeId,
@@ -322,6 +328,7 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::RmsNorm { x, .. }
             | Op::Quantize { x, .. }
+            | Op::Halve { x }
             | Op::MatMul { x, .. }
             | Op::Bias { x, .. }
             | Op::Rope { x, .. }
@@ -344,6 +351,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::RmsNorm { .. } => "rms_norm",
             Op::Quantize { .. } => "quantize",
+            Op::Halve { .. } => "halve",
             Op::MatMul { .. } => "matmul",
             Op::Bias { .. } => "bias",
             Op::Add { .. } => "add",
@@ -503,6 +511,12 @@ impl Graph {
         let s = self.node(x).shape;
         assert!(s.cols.is_multiple_of(crate::quant::UNIT), "{} columns are not whole blocks", s.cols);
         self.push(Op::Quantize { x, norm, wide }, s.rows, s.cols)
+    }
+
+    /// The rows of `x` as halves.
+    pub fn halve(&mut self, x: NodeId) -> NodeId {
+        let s = self.node(x).shape;
+        self.push(Op::Halve { x }, s.rows, s.cols)
     }
 
     /// The same graph with its nodes pushed anew by `f`, which gets each operation with its inputs already renamed and

@@ -36,7 +36,7 @@ impl Graph {
         write!(f, "{}", op.name())?;
         match op {
             Op::Embed { .. } => {}
-            Op::SelectRows { x } | Op::MatMul { x, .. } | Op::Bias { x, .. } | Op::Argmax { x } => {
+            Op::SelectRows { x } | Op::MatMul { x, .. } | Op::Bias { x, .. } | Op::Halve { x } | Op::Argmax { x } => {
                 write!(f, " %{}", x.0)?
             }
             Op::Scale { x, factor } => write!(f, " %{} by {factor}", x.0)?,

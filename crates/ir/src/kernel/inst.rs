@@ -133,7 +133,8 @@ pub enum MatrixMemory {
         offset: Value,
     },
     /// Shared array `array` from element `index` on. Its elements are scalars of the matrix's type, or vectors of
-    /// them that divide a row (column); index and stride count array elements.
+    /// them that divide a row (column), or U32 and vectors of U32 whose bytes hold as many; index and stride count array
+    /// elements.
     Shared {
         /// Index into [`Kernel::shared`].
         array: u32,

@@ -4,10 +4,11 @@
 //! lane (i, j): features i, i+LF, i+2·LF …  ×  rows j, j+LR, …      4 columns per shared load
 //! ```
 
-use super::stage::{self, Arrays, Stage};
+use super::stage::Stage;
 use super::{Epilogue, Size, Work, cost};
+use crate::kernels::rows::for_items;
 use zinc_ir::device::Caps;
-use zinc_ir::kernel::{Builder, Val};
+use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::quant::UNIT;
 
 /// How a tile is cut: the knobs of this kernel.
@@ -25,6 +26,39 @@ pub(super) struct Tile {
 
 const fn tile(lanes_features: u32, lanes_rows: u32, each_features: u32, each_rows: u32) -> Tile {
     Tile { lanes_features, lanes_rows, each_features, each_rows }
+}
+
+/// Quads from one line of shared memory to the next: more than a unit, so that lanes on different lines use different
+/// banks.
+const STRIDE: u32 = UNIT / 4 + 1;
+
+/// The shared arrays: a unit per weight line and input line, as quads.
+struct Arrays {
+    weights: u32,
+    inputs: u32,
+}
+
+impl Arrays {
+    fn declare(b: &Builder, s: &Stage<'_, '_>) -> Arrays {
+        let lines = |name, lines: u32| b.shared(name, Type::F32X4, lines * STRIDE);
+        Arrays { weights: lines("weights", s.weight_lines()), inputs: lines("inputs", s.rows) }
+    }
+
+    /// Brings unit `unit` of all lines.
+    fn fill<'b>(&self, b: &'b Builder, s: &Stage<'_, 'b>, unit: Val<'b>) {
+        for_items(b, s.lanes, s.weight_lines(), |line| {
+            let quads = s.weights(b, line, unit).into_iter().flat_map(|run| run.weights.values(b));
+            for (q, quad) in (0..).zip(quads) {
+                b.shared_store(self.weights, line * STRIDE + q, quad);
+            }
+        });
+        for_items(b, s.lanes, s.rows * (UNIT / 4), |i| {
+            let (line, quad) = (i / (UNIT / 4), i % (UNIT / 4));
+            let col = s.first_column(b, unit, quad.ge(4)) + quad % 4 * 4;
+            let value = s.quad(b, s.input_row(b, line) + col);
+            b.shared_store(self.inputs, line * STRIDE + quad, value);
+        });
+    }
 }
 
 /// What to choose from, largest first.
@@ -60,7 +94,7 @@ impl Tile {
             t.lanes() <= caps.max_workgroup
                 && t.lanes().is_multiple_of(caps.subgroup_size)
                 && registers <= 64
-                && Arrays::bytes(lines, false) + size.table_bytes <= caps.max_shared_bytes
+                && lines * STRIDE * 16 + size.table_bytes <= caps.max_shared_bytes
         };
         let price = |t: &&Tile| {
             let each = size.sets * t.each_features;
@@ -73,12 +107,12 @@ impl Tile {
 }
 
 pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>) {
-    let arrays = Arrays::declare(b, s, false);
+    let arrays = Arrays::declare(b, s);
     let lane = [b.local_id() % t.lanes_features, b.local_id() / t.lanes_features];
     let sums = s.size.sets * t.each_features * t.each_rows;
     let zero = vec![b.f32(0.0); sums as usize];
-    let sums = b.for_(b.u32(0), b.u32(s.size.cols / UNIT), 1, &zero, |unit, sums| {
-        stage::unit(b, s, &arrays, unit);
+    let sums = b.for_(b.u32(0), b.u32(s.units()), 1, &zero, |unit, sums| {
+        arrays.fill(b, s, unit);
         b.barrier();
         let next = b.for_with(b.u32(0), b.u32(UNIT / 4), b.u32(1), sums, true, |quad, sums| {
             multiply(b, t, s, &arrays, lane, quad, sums)
@@ -108,7 +142,7 @@ fn multiply<'b>(
     sums: &[Val<'b>],
 ) -> Vec<Val<'b>> {
     let four = |array: u32, line: Val<'b>| {
-        let v = b.shared_load(array, line * arrays.stride + quad);
+        let v = b.shared_load(array, line * STRIDE + quad);
         [0, 1, 2, 3].map(|k| v.lane(k))
     };
     let x: Vec<[Val<'b>; 4]> = (0..t.each_rows).map(|j| four(arrays.inputs, lane[1] + j * t.lanes_rows)).collect();

@@ -1,18 +1,20 @@
 //! Tiles of cooperative matrices: inputs and weights as halves, sums in singles.
 //!
 //! ```text
-//! inputs[rows][32] ─A (m×k)─┐
-//! weights[features][32] ─B (k×n, column-major)─┴─mul_add─► Acc (m×n) ─► shared ─epilogue─► y
+//! inputs [rows][units·32]     ─A (m×k)──────────────┐
+//! weights[features][units·32] ─B (k×n, column-major)┴─mul_add─► Acc (m×n) ─► shared ─epilogue─► y
 //! ```
 //!
-//! Each subgroup owns a block of accumulators. Finished ones go through shared memory, one per subgroup at a time,
+//! With two buffers a step's lines are read, while the last one's are multiplied, into the other half of the shared
+//! memory: one barrier per step. Each subgroup owns a block of accumulators; finished ones go through shared memory,
 //! because which lane holds which element is the driver's secret.
 
-use super::stage::{self, Arrays, Stage};
+use super::stage::{self, Stage};
 use super::{Epilogue, Size, Work, cost};
+use crate::kernels::half_shapes;
 use zinc_ir::device::{Caps, MatrixShape};
 use zinc_ir::kernel::{Builder, MatrixMemory, Scalar, Type, Val};
-use zinc_ir::quant::UNIT;
+use zinc_ir::quant::{Run, UNIT};
 
 /// How a tile is cut: the knobs of this kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,10 +25,16 @@ pub(super) struct Tile {
     subgroups: [u32; 2],
     /// Accumulators of a subgroup along rows, then along features.
     each: [u32; 2],
+    /// Units of columns per step.
+    units: u32,
+    /// Steps that the shared memory holds.
+    buffers: u32,
 }
 
 /// What to choose from, largest first: subgroups and accumulators along rows and features.
 const CUTS: &[([u32; 2], [u32; 2])] = &[
+    ([2, 4], [4, 4]),
+    ([2, 4], [4, 2]),
     ([2, 2], [4, 4]),
     ([2, 2], [2, 4]),
     ([2, 2], [2, 2]),
@@ -36,6 +44,9 @@ const CUTS: &[([u32; 2], [u32; 2])] = &[
     ([1, 2], [1, 1]),
     ([1, 1], [1, 1]),
 ];
+
+/// Halves in an element of the shared memory, which is 16 bytes.
+const EIGHT: u32 = 8;
 
 impl Tile {
     pub(super) fn rows(&self) -> u32 {
@@ -47,35 +58,49 @@ impl Tile {
     pub(super) fn subgroups(&self) -> u32 {
         self.subgroups[0] * self.subgroups[1]
     }
-    /// Elements of one accumulator.
-    fn elements(&self) -> u32 {
-        self.shape.m as u32 * self.shape.n as u32
+    /// F32x4 of one accumulator.
+    fn quads(&self) -> u32 {
+        self.shape.m as u32 * self.shape.n as u32 / 4
+    }
+    /// Pieces of 16 bytes from one line to the next: one more than a line, so that eight lanes on eight lines meet no
+    /// memory bank twice.
+    fn stride(&self) -> u32 {
+        self.units * UNIT / EIGHT + 1
+    }
+    /// Pieces of one buffer.
+    fn buffer(&self, sets: u32) -> u32 {
+        (sets * self.features() + self.rows()) * self.stride()
+    }
+    /// Pieces of shared memory: the buffers, and afterwards at least one accumulator per subgroup and weight.
+    fn pieces(&self, sets: u32) -> u32 {
+        (self.buffers * self.buffer(sets)).max(self.subgroups() * sets * self.quads())
     }
 
     /// The cheapest tile that the device can hold, if it has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
-        let usable = |s: &&MatrixShape| {
-            s.input == Scalar::F16 && s.acc == Scalar::F32 && s.k.is_multiple_of(4) && UNIT.is_multiple_of(s.k as u32)
-        };
-        let volume = |s: &&MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
-        let shape = *caps.matrices.iter().filter(usable).max_by_key(volume)?;
-        let tiles = CUTS.iter().map(|&(subgroups, each)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each });
+        let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
+        let shape = half_shapes(caps).filter(|s| s.n.is_multiple_of(4)).max_by_key(volume)?;
+        let tiles = CUTS.iter().flat_map(|&(subgroups, each)| {
+            let depths = [(2, 2), (1, 2), (2, 1), (1, 1)];
+            let tile =
+                move |(units, buffers)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each, units, buffers };
+            depths.map(tile)
+        });
         tiles.filter(|t| t.fits(caps, size)).min_by_key(|t| t.price(caps, size))
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
-        let lines = size.sets * self.features() + self.rows();
-        let staged = size.sets * self.subgroups() * self.elements() * 4;
-        let registers = size.sets * self.each[0] * self.each[1] * self.elements() / self.subgroup;
+        let registers = size.sets * self.each[0] * self.each[1] * 4 * self.quads() / self.subgroup;
         self.subgroups() * self.subgroup <= caps.max_workgroup
+            && (size.cols / UNIT).is_multiple_of(self.units)
             && (registers <= 128 || self.each == [1, 1])
-            && Arrays::bytes(lines, true) + staged + size.table_bytes <= caps.max_shared_bytes
+            && self.pieces(size.sets) * 16 + size.table_bytes <= caps.max_shared_bytes
     }
 
     fn price(&self, caps: &Caps, size: Size) -> u64 {
         let [rows, features] = [self.each[0], size.sets * self.each[1]];
         // Matrix units make about eight multiply-adds per lane and cycle; a load moves its elements once.
-        let multiplies = rows * features * self.elements() * UNIT / (8 * self.subgroup);
+        let multiplies = rows * features * 4 * self.quads() * UNIT / (8 * self.subgroup);
         let loads = (rows * self.shape.m as u32 + features * self.shape.n as u32) * UNIT / self.subgroup;
         let lanes = self.subgroups() * self.subgroup;
         let work = Work { lanes, features: self.features(), rows: self.rows(), sums: multiplies + loads };
@@ -84,77 +109,176 @@ impl Tile {
 }
 
 pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>) {
-    let arrays = Arrays::declare(b, s, true);
-    let [_, _, acc] = Caps::matrix_types(t.shape);
+    let memory = b.shared("tile", Type::U32X4, t.pieces(s.size.sets));
     let place = [b.subgroup_id() / t.subgroups[1], b.subgroup_id() % t.subgroups[1]];
+    let tile = Body { b, t, s, memory, place };
+    let [_, _, acc] = Caps::matrix_types(t.shape);
     let count = s.size.sets * t.each[0] * t.each[1];
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); count as usize];
-    let sums = b.for_(b.u32(0), b.u32(s.size.cols / UNIT), 1, &zero, |unit, sums| {
-        stage::unit(b, s, &arrays, unit);
-        b.barrier();
-        let k = t.shape.k as u32;
-        let next = (0..UNIT / k).fold(sums.to_vec(), |sums, step| multiply(b, t, s, &arrays, place, step * k, &sums));
-        b.barrier();
-        next
-    });
-    finish(b, t, s, end, place, &sums);
+    let steps = s.units() / t.units;
+    let sums = match t.buffers {
+        1 => b.for_(b.u32(0), b.u32(steps), 1, &zero, |step, sums| {
+            let lines = tile.read(step);
+            b.barrier();
+            tile.keep(&lines, b.u32(0));
+            b.barrier();
+            tile.multiply(b.u32(0), sums)
+        }),
+        _ => {
+            let buffer = t.buffer(s.size.sets);
+            tile.keep(&tile.read(b.u32(0)), b.u32(0));
+            b.for_(b.u32(0), b.u32(steps), 1, &zero, |step, sums| {
+                b.barrier();
+                // Behind the last step it is read once more; nobody uses that.
+                let lines = tile.read((step + 1).min(b.u32(steps - 1)));
+                let sums = tile.multiply((step & 1) * buffer, sums);
+                tile.keep(&lines, ((step & 1) ^ 1) * buffer);
+                sums
+            })
+        }
+    };
+    b.barrier();
+    tile.finish(end, &sums);
 }
 
-/// Adds `k` columns from column `col` to the sums `[set][row block][feature block]`.
-fn multiply<'b>(
+/// A kernel under construction.
+struct Body<'a, 'b> {
     b: &'b Builder,
-    t: &Tile,
-    s: &Stage<'_, 'b>,
-    arrays: &Arrays,
+    t: &'a Tile,
+    s: &'a Stage<'a, 'b>,
+    /// The shared memory: weight lines, then input lines, of each buffer.
+    memory: u32,
+    /// This subgroup's place along rows and features.
     place: [Val<'b>; 2],
-    col: u32,
-    sums: &[Val<'b>],
-) -> Vec<Val<'b>> {
-    let [a, bt, _] = Caps::matrix_types(t.shape);
-    let load = |ty, array, line: Val<'b>, column_major| {
-        let index = (line * arrays.stride + col / 4).value();
-        b.matrix_load(ty, MatrixMemory::Shared { array, index }, b.u32(arrays.stride), column_major)
-    };
-    let [m, n] = [t.shape.m as u32, t.shape.n as u32];
-    let x: Vec<Val<'b>> =
-        (0..t.each[0]).map(|i| load(a, arrays.inputs, (place[0] * t.each[0] + i) * m, false)).collect();
-    let mut next = sums.to_vec();
-    for set in 0..s.size.sets {
-        for j in 0..t.each[1] {
-            let line = (place[1] * t.each[1] + j) * n + set * s.features;
-            let w = load(bt, arrays.weights, line, true);
-            for (i, x) in x.iter().enumerate() {
-                let at = ((set * t.each[0] + i as u32) * t.each[1] + j) as usize;
-                next[at] = b.matrix_mul_add(*x, w, next[at]);
+}
+
+/// What a lane has read of a step.
+struct Lines<'b> {
+    weights: Vec<[Run<'b>; 2]>,
+    inputs: Vec<Val<'b>>,
+}
+
+impl<'b> Body<'_, 'b> {
+    /// This lane's items out of `items`: (number, is there one), straight-line. A last one that is none repeats the last.
+    fn items(&self, items: u32) -> Vec<(Val<'b>, Val<'b>)> {
+        let (b, lanes) = (self.b, self.s.lanes);
+        let item = |turn: u32| {
+            let i = b.local_id() + turn * lanes;
+            match (turn + 1) * lanes <= items {
+                true => (i, b.bool(true)),
+                false => (i.min(b.u32(items - 1)), i.lt(items)),
             }
+        };
+        (0..items.div_ceil(lanes)).map(item).collect()
+    }
+
+    fn weight_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
+        self.items(self.s.weight_lines() * self.t.units)
+    }
+
+    /// Pieces of eight inputs.
+    fn input_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
+        self.items(self.s.rows * self.t.units * (UNIT / EIGHT))
+    }
+
+    /// Reads step `step` from global memory.
+    fn read(&self, step: Val<'b>) -> Lines<'b> {
+        let (b, s, units) = (self.b, self.s, self.t.units);
+        let pieces = UNIT / EIGHT;
+        let weights = self.weight_items().into_iter().map(|(i, _)| s.weights(b, i / units, step * units + i % units));
+        let weights = weights.collect();
+        let inputs = self.input_items().into_iter().map(|(i, _)| {
+            let (line, unit, piece) = (i / (units * pieces), i / pieces % units, i % pieces);
+            let col = s.first_column(b, step * units + unit, piece.ge(2)) + piece % 2 * EIGHT;
+            s.eight_halves(b, s.input_row(b, line) + col)
+        });
+        Lines { weights, inputs: inputs.collect() }
+    }
+
+    /// Keeps what was read in the shared memory from piece `buffer` on.
+    fn keep(&self, lines: &Lines<'b>, buffer: Val<'b>) {
+        let (b, units, stride) = (self.b, self.t.units, self.t.stride());
+        for ((i, real), runs) in self.weight_items().into_iter().zip(&lines.weights) {
+            let at = buffer + i / units * stride + i % units * (UNIT / EIGHT);
+            let halves = runs.iter().flat_map(|run| run.weights.values(b)).map(|quad| quad.to(Scalar::F16));
+            let halves: Vec<Val<'b>> = halves.collect();
+            b.if_(real, || {
+                for (p, two) in (0..).zip(halves.chunks_exact(2)) {
+                    b.shared_store(self.memory, at + p, stage::pack(b, [two[0], two[1]]));
+                }
+            });
+        }
+        let pieces = units * (UNIT / EIGHT);
+        for ((i, real), eight) in self.input_items().into_iter().zip(&lines.inputs) {
+            let at = buffer + (i / pieces + self.s.weight_lines()) * stride + i % pieces;
+            b.if_(real, || b.shared_store(self.memory, at, *eight));
         }
     }
-    next
-}
 
-/// One accumulator of every subgroup at a time through shared memory to the epilogue.
-fn finish<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>, place: [Val<'b>; 2], sums: &[Val<'b>]) {
-    let [m, n] = [t.shape.m as u32, t.shape.n as u32];
-    let staged = b.shared("sums", Type::F32, s.size.sets * t.subgroups() * t.elements());
-    let per_set = (t.each[0] * t.each[1]) as usize;
-    for i in 0..t.each[0] {
-        for j in 0..t.each[1] {
-            let own = b.subgroup_id() * (s.size.sets * t.elements());
-            for set in 0..s.size.sets {
-                let sum = sums[set as usize * per_set + (i * t.each[1] + j) as usize];
-                let index = (own + set * t.elements()).value();
-                b.matrix_store(sum, MatrixMemory::Shared { array: staged, index }, b.u32(n), false);
+    /// Adds the columns in the buffer at piece `buffer` to the sums `[set][row block][feature block]`, in order.
+    fn multiply(&self, buffer: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let k = self.t.shape.k as u32;
+        (0..self.t.units * UNIT / k).fold(sums.to_vec(), |sums, step| self.multiply_step(buffer, step * k, &sums))
+    }
+
+    fn multiply_step(&self, buffer: Val<'b>, col: u32, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let (b, t, s) = (self.b, self.t, self.s);
+        let [a, bt, _] = Caps::matrix_types(t.shape);
+        let load = |ty, line: Val<'b>, column_major| {
+            let index = (buffer + line * t.stride() + col / EIGHT).value();
+            b.matrix_load(ty, MatrixMemory::Shared { array: self.memory, index }, b.u32(t.stride()), column_major)
+        };
+        let [m, n] = [t.shape.m as u32, t.shape.n as u32];
+        let x: Vec<Val<'b>> =
+            (0..t.each[0]).map(|i| load(a, (self.place[0] * t.each[0] + i) * m + s.weight_lines(), false)).collect();
+        let mut next = sums.to_vec();
+        for set in 0..s.size.sets {
+            for j in 0..t.each[1] {
+                let w = load(bt, (self.place[1] * t.each[1] + j) * n + set * s.features, true);
+                for (i, x) in x.iter().enumerate() {
+                    let at = ((set * t.each[0] + i as u32) * t.each[1] + j) as usize;
+                    next[at] = b.matrix_mul_add(*x, w, next[at]);
+                }
+            }
+        }
+        next
+    }
+
+    /// The accumulators of every subgroup through its part of the shared memory to the epilogue, as many at a time as
+    /// it holds.
+    fn finish(&self, end: &Epilogue<'b>, sums: &[Val<'b>]) {
+        let (b, t, sets) = (self.b, self.t, self.s.size.sets);
+        let (quads, blocks) = (t.quads(), t.each[0] * t.each[1]);
+        let at_once = (t.pieces(sets) / (t.subgroups() * sets * quads)).clamp(1, blocks);
+        let own = b.subgroup_id() * (at_once * sets * quads);
+        let per_line = t.shape.n as u32 / 4;
+        for first in (0..blocks).step_by(at_once as usize) {
+            let now = first..(first + at_once).min(blocks);
+            for block in now.clone() {
+                for set in 0..sets {
+                    let index = (own + ((block - first) * sets + set) * quads).value();
+                    let memory = MatrixMemory::Shared { array: self.memory, index };
+                    b.matrix_store(sums[(set * blocks + block) as usize], memory, b.u32(per_line), false);
+                }
             }
             b.barrier();
-            b.for_(b.lane(), b.u32(t.elements()), t.subgroup, &[], |e, _| {
-                let of_sets: Vec<Val<'b>> =
-                    (0..s.size.sets).map(|set| b.shared_load(staged, own + e + set * t.elements())).collect();
-                let feature = s.first_feature + (place[1] * t.each[1] + j) * n + e % n;
-                let row = s.first_row + (place[0] * t.each[0] + i) * m + e / n;
-                end.store(b, feature, row, &of_sets);
-                vec![]
-            });
-            b.barrier();
+            for block in now.clone() {
+                let [i, j] = [block / t.each[1], block % t.each[1]];
+                let feature = self.s.first_feature + (self.place[1] * t.each[1] + j) * t.shape.n as u32;
+                let row = self.s.first_row + (self.place[0] * t.each[0] + i) * t.shape.m as u32;
+                b.for_(b.lane(), b.u32(quads), t.subgroup, &[], |q, _| {
+                    let of_set = |set: u32| {
+                        let at = own + q + ((block - first) * sets + set) * quads;
+                        b.shared_load(self.memory, at).bitcast(Type::F32X4)
+                    };
+                    let of_sets: Vec<Val<'b>> = (0..sets).map(of_set).collect();
+                    end.store(b, feature + q % per_line * 4, row + q / per_line, &of_sets);
+                    vec![]
+                });
+            }
+            if now.end < blocks {
+                b.barrier();
+            }
         }
     }
 }

@@ -14,13 +14,13 @@ mod matrices;
 mod stage;
 
 use super::args::{Args, single};
-use super::{dot, matvec, tables};
+use super::{dot, halve, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use stage::Stage;
 use zinc_ir::graph::{NodeId, Op, Weight};
-use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::plan::{ActPrecision, Input};
 
 pub(super) static MATMUL: Template = Template {
@@ -86,12 +86,17 @@ fn match_residual(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 
 /// Gate and up of one format share the staged inputs; of two formats they are two products.
 fn match_glu(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
-    let Op::Glu { gate, up, .. } = *f.op(node) else { return None };
-    if f.few_rows(node) || gate == up || !f.private(gate, &[node]) || !f.private(up, &[node]) {
+    let (value, mut nodes) = match halve::ending(f, node) {
+        Some((value, halves)) => (value, vec![value, halves]),
+        None => (node, vec![node]),
+    };
+    let Op::Glu { gate, up, .. } = *f.op(value) else { return None };
+    if f.few_rows(value) || gate == up || !f.private(gate, &[value]) || !f.private(up, &[value]) {
         return None;
     }
     let ((w, x), (other, same)) = (product(f, gate)?, product(f, up)?);
-    (w.format == other.format && x == same).then(|| vec![node, gate, up])
+    nodes.extend([gate, up]);
+    (w.format == other.format && x == same).then_some(nodes)
 }
 
 /// The size of a product: `features × columns` times `rows` inputs, `sets` weights of that size.
@@ -107,7 +112,7 @@ struct Size {
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let parts = matvec::parts(ctx, region);
-    let out = region.last();
+    let out = parts.out;
     let weight = ctx.graph.weight_of(parts.products[0]);
     let sets = parts.products.len() as u32;
     let table_bytes = tables::small_bytes(weight.format);
@@ -124,13 +129,15 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             features: plan.features(),
             rows: plan.rows(),
             lanes: plan.lanes(ctx),
-            first_feature: b.tile(0) * plan.features(),
-            first_row: b.tile(1) * plan.rows(),
+            // Tiles of the same weights run side by side: they are read from memory once.
+            first_feature: b.tile(1) * plan.features(),
+            first_row: b.tile(0) * plan.rows(),
             x: args.read("x", Operand::Value(parts.source.x)),
+            halves: ctx.halves(parts.source.x),
             picks: parts.source.select.then(|| args.read("outputs", Operand::Input(Input::Outputs))),
             bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
         };
-        let end = Epilogue::new(ctx, args, &parts, out, size, [stage.features, stage.rows]);
+        let end = Epilogue::new(args, region, &parts, size, [stage.features, stage.rows]);
         tables::fill_small(b, weight, plan.lanes(ctx));
         match &plan {
             Way::Fma(tile) => fma::body(b, tile, &stage, &end),
@@ -175,7 +182,7 @@ impl Way {
         format!("{form}_{}x{}", self.features(), self.rows())
     }
     fn grid(&self, size: Size) -> [u32; 3] {
-        [size.features.div_ceil(self.features()), size.rows.div_ceil(self.rows()), 1]
+        [size.rows.div_ceil(self.rows()), size.features.div_ceil(self.features()), 1]
     }
 }
 
@@ -202,7 +209,9 @@ struct Epilogue<'b> {
     activation: Option<zinc_ir::graph::Activation>,
     bias: Option<Val<'b>>,
     residual: Option<Val<'b>>,
-    y: Val<'b>,
+    y: Option<Val<'b>>,
+    /// The same as halves.
+    halves: Option<Val<'b>>,
     size: Size,
     /// Tiles may reach beyond the last feature or row.
     ragged: [bool; 2],
@@ -210,45 +219,59 @@ struct Epilogue<'b> {
 
 impl<'b> Epilogue<'b> {
     fn new(
-        ctx: &Ctx<'_>,
         args: &Args<'b>,
+        region: &Region,
         parts: &matvec::Parts,
-        out: NodeId,
         size: Size,
         [features, rows]: [u32; 2],
     ) -> Epilogue<'b> {
-        debug_assert!(parts.source.norm.is_none() && ctx.rows(out) == size.rows);
+        debug_assert!(parts.source.norm.is_none());
         Epilogue {
             activation: parts.activation,
             bias: parts.bias.map(|w| args.read("bias", Operand::Weight(w))),
             residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
-            y: args.write("y", Operand::Value(out)),
+            y: region.gives.contains(&parts.out).then(|| args.write("y", Operand::Value(parts.out))),
+            halves: parts.halves.map(|node| args.write("halves", Operand::Value(node))),
             size,
             ragged: [!size.features.is_multiple_of(features), !size.rows.is_multiple_of(rows)],
         }
     }
 
-    /// Finishes and stores the sum of `feature` and `row`, one per weight, if the place exists.
+    /// Finishes and stores the sums of `row` from `feature` on, one vector per weight, as far as the places exist.
     fn store(&self, b: &'b Builder, feature: Val<'b>, row: Val<'b>, sums: &[Val<'b>]) {
+        let lanes = sums[0].ty().lanes();
+        if lanes > 1 && !self.size.features.is_multiple_of(lanes as u32) {
+            for lane in 0..lanes {
+                let sums: Vec<Val<'b>> = sums.iter().map(|s| s.lane(lane)).collect();
+                self.store(b, feature + lane as u32, row, &sums);
+            }
+            return;
+        }
         let inside = match self.ragged {
             [false, false] => b.bool(true),
             [true, false] => feature.lt(self.size.features),
             [false, true] => row.lt(self.size.rows),
             [true, true] => feature.lt(self.size.features) & row.lt(self.size.rows),
         };
+        let (ty, align) = (sums[0].ty(), lanes * 4);
         b.if_(inside, || {
-            let at = (row * self.size.features + feature) * 4;
+            let at = row * self.size.features + feature;
             let mut value = match self.activation {
                 Some(act) => matvec::activate(act, sums[0]) * sums[1],
                 None => sums[0],
             };
             if let Some(bias) = self.bias {
-                value = value + b.load(Type::F32, bias, feature * 4, 4);
+                value = value + b.load(ty, bias, feature * 4, align);
             }
             if let Some(residual) = self.residual {
-                value = value + b.load(Type::F32, residual, at, 4);
+                value = value + b.load(ty, residual, at * 4, align);
             }
-            b.store(self.y, at, value, 4);
+            if let Some(y) = self.y {
+                b.store(y, at * 4, value, align);
+            }
+            if let Some(halves) = self.halves {
+                halve::store(b, halves, at, value);
+            }
         });
     }
 }

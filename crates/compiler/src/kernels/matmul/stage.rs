@@ -1,21 +1,18 @@
-//! Brings one unit of 32 columns of a tile's weights and inputs into shared memory.
+//! What a tile reads: weight units decoded, and input rows.
 //!
 //! ```text
-//! lane i: weight row i ─emit_unit─► 32 values ─► weights[i][0..32]
-//!         input row r, quad q ──────────────────► inputs[r][4q..4q+4]
+//! lane i: weight line i ─emit_unit─► 32 values
+//!         input line r, columns of the unit
 //! ```
 //!
 //! Both sides are in the format's order of decoding, which need not be the order of columns.
 
 use super::Size;
 use crate::kernels::dot;
-use crate::kernels::rows::for_items;
+use crate::kernels::halve;
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::quant::UNIT;
-
-/// The largest finite half.
-const LARGEST_HALF: f32 = 65504.0;
+use zinc_ir::quant::{Run, UNIT};
 
 /// Where a tile is and what it reads.
 pub(super) struct Stage<'a, 'b> {
@@ -29,78 +26,80 @@ pub(super) struct Stage<'a, 'b> {
     pub(super) lanes: u32,
     pub(super) first_feature: Val<'b>,
     pub(super) first_row: Val<'b>,
-    /// Address of F32 rows.
+    /// Address of the input rows.
     pub(super) x: Val<'b>,
+    /// They are halves, not F32.
+    pub(super) halves: bool,
     /// Address of row numbers, if rows are picked.
     pub(super) picks: Option<Val<'b>>,
     /// Addresses of the weights.
     pub(super) bases: Vec<Val<'b>>,
 }
 
-/// The shared arrays, one line of a unit per weight row (all of the first weight, then the second's) and input row.
-pub(super) struct Arrays {
-    pub(super) weights: u32,
-    pub(super) inputs: u32,
-    /// Quads from one line to the next: more than a line, so that lanes on different lines use different banks.
-    pub(super) stride: u32,
-    halves: bool,
-}
-
-/// Elements of padding after each line.
-const fn padding(halves: bool) -> u32 {
-    if halves { 8 } else { 4 }
-}
-
-impl Arrays {
-    /// Bytes of the arrays of a tile with this many lines.
-    pub(super) const fn bytes(lines: u32, halves: bool) -> u32 {
-        lines * (UNIT + padding(halves)) * if halves { 2 } else { 4 }
+impl<'b> Stage<'_, 'b> {
+    /// Weight lines of a tile: all of the first weight, then the second's.
+    pub(super) fn weight_lines(&self) -> u32 {
+        self.size.sets * self.features
     }
 
-    /// Declares arrays of quads of singles or of halves.
-    pub(super) fn declare(b: &Builder, stage: &Stage<'_, '_>, halves: bool) -> Arrays {
-        let stride = (UNIT + padding(halves)) / 4;
-        let ty = if halves { Type::Vec(Scalar::F16, 4) } else { Type::F32X4 };
-        let weights = b.shared("weights", ty, stage.size.sets * stage.features * stride);
-        Arrays { weights, inputs: b.shared("inputs", ty, stage.rows * stride), stride, halves }
-    }
-
-    /// Stores quad number `quad` of a line, four F32.
-    fn put<'b>(&self, b: &'b Builder, array: u32, line: Val<'b>, quad: Val<'b>, value: Val<'b>) {
-        // Beyond the range of halves a sum is wrong either way; infinities would make it NaN.
-        let near = || value.min(b.f32x4(LARGEST_HALF)).max(b.f32x4(-LARGEST_HALF)).to(Scalar::F16);
-        b.shared_store(array, line * self.stride + quad, if self.halves { near() } else { value });
-    }
-}
-
-/// Stages unit `unit`. Lines beyond the last feature or row repeat it; their sums are not stored.
-pub(super) fn unit<'b>(b: &'b Builder, s: &Stage<'_, 'b>, arrays: &Arrays, unit: Val<'b>) {
-    for_items(b, s.lanes, s.size.sets * s.features, |line| {
-        let second = line.ge(s.features);
-        let (base, feature) = match s.bases[..] {
+    /// Unit `unit` of weight line `line`. Lines beyond the last feature repeat it; their sums are not stored.
+    pub(super) fn weights(&self, b: &'b Builder, line: Val<'b>, unit: Val<'b>) -> [Run<'b>; 2] {
+        let second = line.ge(self.features);
+        let (base, feature) = match self.bases[..] {
             [one] => (one, line),
-            [gate, up, ..] => (second.select(up, gate), second.select(line - s.features, line)),
+            [gate, up, ..] => (second.select(up, gate), second.select(line - self.features, line)),
             [] => unreachable!("a product has a weight"),
         };
-        let row = (s.first_feature + feature).min(b.u32(s.size.features - 1));
-        let runs = (s.weight.format.emit_unit)(&dot::unit_at(b, s.weight, base, row, unit));
-        for (r, run) in runs.iter().enumerate() {
-            for (q, quad) in run.weights.values(b).into_iter().enumerate() {
-                arrays.put(b, arrays.weights, line, b.u32(r as u32 * 4 + q as u32), quad);
-            }
-        }
-    });
-    // Only the column numbers are used: the loads are pruned.
-    let runs = (s.weight.format.emit_unit)(&dot::unit_at(b, s.weight, s.bases[0], b.u32(0), unit));
-    let [first, second] = [0, 1].map(|r: usize| dot::first_column(s.weight.format, unit, &runs[r]));
-    for_items(b, s.lanes, s.rows * (UNIT / 4), |i| {
-        let (line, quad) = (i / (UNIT / 4), i % (UNIT / 4));
-        let mut row = (s.first_row + line).min(b.u32(s.size.rows - 1));
-        if let Some(picks) = s.picks {
+        let row = (self.first_feature + feature).min(b.u32(self.size.features - 1));
+        (self.weight.format.emit_unit)(&dot::unit_at(b, self.weight, base, row, unit))
+    }
+
+    /// First column of the first or second half of a unit.
+    pub(super) fn first_column(&self, b: &'b Builder, unit: Val<'b>, second: Val<'b>) -> Val<'b> {
+        // Only the column numbers are used: the loads are pruned.
+        let runs = (self.weight.format.emit_unit)(&dot::unit_at(b, self.weight, self.bases[0], b.u32(0), unit));
+        let [first, other] = [0, 1].map(|r: usize| dot::first_column(self.weight.format, unit, &runs[r]));
+        second.select(other, first)
+    }
+
+    /// Element offset of input line `line`. Lines beyond the last row repeat it; their sums are not stored.
+    pub(super) fn input_row(&self, b: &'b Builder, line: Val<'b>) -> Val<'b> {
+        let mut row = (self.first_row + line).min(b.u32(self.size.rows - 1));
+        if let Some(picks) = self.picks {
             row = b.load(Type::U32, picks, row * 4, 4);
         }
-        let col = quad.lt(4).select(first, second) + quad % 4 * 4;
-        let value = b.load(Type::F32X4, s.x, (row * s.size.cols + col) * 4, 16);
-        arrays.put(b, arrays.inputs, line, quad, value);
-    });
+        row * self.size.cols
+    }
+
+    /// Four inputs from element `at` on, as F32.
+    pub(super) fn quad(&self, b: &'b Builder, at: Val<'b>) -> Val<'b> {
+        match self.halves {
+            true => b.load(Type::Vec(Scalar::F16, 4), self.x, at * 2, 8).to_f32(),
+            false => b.load(Type::F32X4, self.x, at * 4, 16),
+        }
+    }
+
+    /// Eight inputs from element `at` on, as halves in four words.
+    pub(super) fn eight_halves(&self, b: &'b Builder, at: Val<'b>) -> Val<'b> {
+        match self.halves {
+            true => b.load(Type::U32X4, self.x, at * 2, 16),
+            false => words(b, [0, 16].map(|imm| b.load_at(Type::F32X4, self.x, at * 4, imm, 16, true))),
+        }
+    }
+
+    /// Units of a row.
+    pub(super) fn units(&self) -> u32 {
+        self.size.cols / UNIT
+    }
+}
+
+/// Eight inputs as halves in four words.
+fn words<'b>(b: &'b Builder, quads: [Val<'b>; 2]) -> Val<'b> {
+    pack(b, quads.map(|q| halve::rounded(b, q)))
+}
+
+/// Two quads of halves in four words.
+pub(super) fn pack<'b>(b: &'b Builder, quads: [Val<'b>; 2]) -> Val<'b> {
+    let [low, high] = quads.map(|q| q.bitcast(Type::Vec(Scalar::U32, 2)));
+    b.compose(&[low.lane(0), low.lane(1), high.lane(0), high.lane(1)])
 }

@@ -107,21 +107,30 @@ impl Machine<'_, '_> {
         who: Who,
         elements: &mut [u64],
     ) -> Result<(), FaultKind> {
-        let lanes = self.program.kernel.shared[array as usize].ty.lanes() as usize;
+        let declared = self.program.kernel.shared[array as usize].ty;
+        let lanes = declared.lanes() as usize;
+        // Matrix elements in a lane of the array: more than one where its lanes are words.
+        let packed = (declared.bytes() / declared.lanes().max(1) as u32 / t.ty.scalar.bytes()).max(1) as usize;
+        let bits = 8 * t.ty.scalar.bytes();
         for (line, first, step, count) in lines(t.ty, t.column_major) {
             let begin = start + line * stride;
-            let (address, align) = (begin * (lanes as u64 * t.ty.scalar.bytes() as u64), t.align());
+            let (address, align) = (begin * declared.bytes() as u64, t.align());
             if !address.is_multiple_of(align as u64) {
                 return Err(FaultKind::Misaligned { address, align });
             }
             let mut places = elements.iter_mut().skip(first).step_by(step).take(count);
-            for i in 0..(count / lanes) as u64 {
-                let element = self.element(array, begin + i, who, t.how)?;
-                for (lane, x) in element.iter_mut().zip(&mut places) {
-                    if t.how == How::Write {
-                        *lane = *x;
-                    } else {
-                        *x = *lane;
+            for i in 0..(count / (lanes * packed)) as u64 {
+                for lane in self.element(array, begin + i, who, t.how)? {
+                    let shifts = (0..packed as u32).map(|k| k * bits);
+                    match t.how {
+                        How::Write => {
+                            *lane = shifts.zip(places.by_ref()).fold(0, |word, (shift, x)| word | *x << shift);
+                        }
+                        _ if packed == 1 => places.by_ref().take(1).for_each(|x| *x = *lane),
+                        _ => {
+                            let mask = (1 << bits) - 1;
+                            shifts.zip(places.by_ref()).for_each(|(shift, x)| *x = *lane >> shift & mask);
+                        }
                     }
                 }
             }

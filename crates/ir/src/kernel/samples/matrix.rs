@@ -11,11 +11,12 @@ pub fn matrix(subgroup_size: u32, shape: [u8; 3]) -> Vec<Sample> {
         Product { subgroup: subgroup_size, m, n, k, a_column, b_column, staged }.sample()
     };
     vec![
-        product(false, false, false),
-        product(true, false, false),
-        product(false, true, false),
-        product(true, true, false),
-        product(false, true, true),
+        product(false, false, None),
+        product(true, false, None),
+        product(false, true, None),
+        product(true, true, None),
+        product(false, true, Some(Scalar::F16)),
+        product(false, true, Some(Scalar::U32)),
     ]
 }
 
@@ -32,8 +33,8 @@ struct Product {
     k: u32,
     a_column: bool,
     b_column: bool,
-    /// B goes through shared memory.
-    staged: bool,
+    /// B goes through shared memory: as halves, or two to a word.
+    staged: Option<Scalar>,
 }
 
 /// Where element (row, col) lies, for `ld` elements between rows or columns.
@@ -72,7 +73,11 @@ impl Product {
 
     fn kernel(&self) -> Kernel {
         let order = |column: bool| if column { "column" } else { "row" };
-        let staging = if self.staged { "_shared" } else { "" };
+        let staging = match self.staged {
+            Some(Scalar::U32) => "_words",
+            Some(_) => "_shared",
+            None => "",
+        };
         let Product { m, n, k, a_column, b_column, .. } = *self;
         let name = format!("matrix_{m}x{n}x{k}_{}_{}{staging}", order(a_column), order(b_column));
         let b = Builder::new(name, self.subgroup * GROUPS, self.subgroup);
@@ -82,7 +87,7 @@ impl Product {
         let ta = ty(Scalar::F16, m, k, MatrixUse::A);
         let tb = ty(Scalar::F16, k, n, MatrixUse::B);
         let tc = ty(Scalar::F32, m, n, MatrixUse::Acc);
-        let stage = self.staged.then(|| b.shared("stage", Type::F16, k * n));
+        let stage = self.staged.map(|s| (b.shared("stage", Type::Vec(s, 1), k * n * 2 / s.bytes()), s));
         let row = (b.tile(0) * GROUPS + b.subgroup_id()) * m;
         let zero = b.u32(0);
         let own = block(row, zero, n, false, 4);
@@ -108,16 +113,24 @@ impl Product {
     }
 
     /// The tile copies the k×n block at row `kk` of column-major B, dense, then each subgroup loads it.
-    fn staged_load<'b>(&self, b: &'b Builder, stage: u32, tb: MatrixType, pb: Val<'b>, kk: Val<'b>) -> Val<'b> {
-        let (n, k) = (self.n, self.k);
-        b.for_(b.local_id(), b.u32(k * n), self.subgroup * GROUPS, &[], |i, _| {
-            let offset = block(i % k + kk, i / k, self.ldb(), true, 2);
-            b.shared_store(stage, i, b.load(Type::F16, pb, offset, 2));
+    fn staged_load<'b>(
+        &self,
+        b: &'b Builder,
+        (stage, scalar): (u32, Scalar),
+        tb: MatrixType,
+        pb: Val<'b>,
+        kk: Val<'b>,
+    ) -> Val<'b> {
+        let (n, each) = (self.n, scalar.bytes() / 2);
+        let line = self.k / each;
+        b.for_(b.local_id(), b.u32(line * n), self.subgroup * GROUPS, &[], |i, _| {
+            let offset = block(i % line * each + kk, i / line, self.ldb(), true, 2);
+            b.shared_store(stage, i, b.load(Type::Vec(scalar, 1), pb, offset, scalar.bytes() as u8));
             vec![]
         });
         b.barrier();
         let memory = MatrixMemory::Shared { array: stage, index: b.u32(0).value() };
-        let right = b.matrix_load(tb, memory, b.u32(k), true);
+        let right = b.matrix_load(tb, memory, b.u32(line), true);
         b.barrier();
         right
     }

@@ -300,10 +300,12 @@ fn matrix_memory(
             let array = kernel.shared.get(*array as usize).ok_or(Problem::UnknownArray(*array))?;
             let line = if column_major { m.rows } else { m.cols };
             let Type::Vec(scalar, lanes) = array.ty else { return rule(false, "a shared array holds vectors") };
-            let divides = lanes > 0 && line.is_multiple_of(lanes);
+            let elements =
+                if scalar == U32 { 4 / m.scalar.bytes() } else { u32::from(scalar == m.scalar) } * lanes as u32;
             rule(
-                scalar == m.scalar && divides,
-                "the shared array holds scalars of the matrix's type, or vectors of them that divide a row (column)",
+                elements > 0 && (line as u32).is_multiple_of(elements),
+                "the shared array holds scalars of the matrix's type, vectors of them, or of words of them, that divide a \
+                 row (column)",
             )?;
             is(kernel, *index, Type::U32, "a shared index is a u32")
         }
