@@ -63,6 +63,7 @@ fn has_effect(ops: &[Op], v: Value) -> bool {
         | Op::SharedStore { .. }
         | Op::MatrixStore { .. }
         | Op::Barrier
+        | Op::SubgroupBarrier
         | Op::GridBarrier { .. } => true,
         Op::If { then, otherwise, .. } => any(then) || any(otherwise),
         Op::For { body, .. } => any(body),

@@ -137,6 +137,31 @@ fn shared_races() {
 }
 
 #[test]
+fn a_barrier_of_the_subgroup_orders_its_shared_accesses_only() {
+    let exchange = |partner: &str, barrier: &str| {
+        format!(
+            "shared_store @s[local_id], 0\nbarrier\n%0: u32 = xor local_id, {partner}\nshared_store @s[local_id], 1\n{barrier}\n%1: u32 = shared_load @s[%0]"
+        )
+    };
+    assert_fault!(fault(SHARED, &exchange("1", "")), FaultKind::SharedRace { .. });
+    fine(SHARED, &exchange("1", "subgroup_barrier"));
+    // Lanes of the other subgroup.
+    assert_fault!(fault(SHARED, &exchange("4", "subgroup_barrier")), FaultKind::SharedRace { .. });
+    fine(SHARED, &exchange("4", "barrier"));
+    // A matrix that the subgroup stored itself.
+    let header = "shared m f16 128";
+    let matrix = "%0: u32 = shl subgroup_id, 6\n%1: mat.acc.8x8.f16 = matrix_splat 0x3c00_f16\nmatrix_store @m[%0] stride 8 row, %1\nBARRIER\n%2: mat.a.8x8.f16 = matrix_load @m[%0] stride 8 row";
+    assert_fault!(fault(header, &matrix.replace("BARRIER\n", "")), FaultKind::SharedRace { .. });
+    fine(header, &matrix.replace("BARRIER", "subgroup_barrier"));
+    // Global memory.
+    let global = own("store [$y + %2] align 4, 1\nsubgroup_barrier\n%3: u32 = xor %2, 4\n%4: u32 = load [$y + %3] align 4");
+    assert_fault!(fault("", &global), FaultKind::GlobalRace { .. });
+    fine("", &global.replace("subgroup_barrier", "barrier"));
+    let f = fault("", "%0: bool = lt lane, 2\nif %0 {\nsubgroup_barrier\n}");
+    assert_fault!(f, FaultKind::Divergent { .. });
+}
+
+#[test]
 fn global_races() {
     // Two tiles write one place; a barrier does not help.
     let f = fault("", "%0: bool = eq local_id, 0\nbarrier\nif %0 {\n store [$y + 0] align 4, 1\n}");

@@ -149,3 +149,19 @@ fn f16_accumulators_round_once_per_multiply_add() {
     run(&parse(text).unwrap(), &[y], [1, 1, 1], &mut memory, &Options::default()).unwrap();
     assert_eq!(memory.bytes(y).unwrap(), (-5 - 8 * 255 * 128i32).to_le_bytes().repeat(64));
 }
+
+#[test]
+fn which_lane_holds_which_element_depends_on_the_seed() {
+    let text = "kernel m workgroup 4 subgroup 4\narg x read\narg y write\n{\n%0: mat.acc.8x8.f32 = matrix_load [$x + 0] stride 8 row\n%1: f32 = matrix_element %0, 5\n%2: u32 = shl lane, 2\nstore [$y + %2] align 4, %1\n}\n";
+    let kernel = parse(text).unwrap();
+    let held = |seed| {
+        let mut memory = Memory::new();
+        let x = memory.bind("x", (0..64).flat_map(|i| (i as f32).to_le_bytes()).collect(), Access::Read);
+        let y = memory.bind("y", vec![0; 16], Access::ReadWrite);
+        run(&kernel, &[x, y], [1, 1, 1], &mut memory, &Options { seed, check_races: true }).unwrap();
+        memory.bytes(y).unwrap().to_vec()
+    };
+    assert_eq!(held(1), held(1));
+    let different: std::collections::HashSet<_> = (0..8).map(held).collect();
+    assert_eq!(different.len(), 8);
+}

@@ -128,7 +128,19 @@ fn matrices() {
     type_error("%0: mat.a.8x8.u64 = matrix_load [$x + 0] stride 8 row", "elements f16, f32");
     type_error("%0: mat.a.8x8.f16 = matrix_splat 1.0", "scalar of its element type");
     type_error("%0: f32 = matrix_splat 1.0", "needs a matrix type");
-    type_error("%0: mat.acc.8x8.f32 = matrix_splat 0.0\n%1: mat.acc.8x8.f32 = add %0, %0", "does not take operands");
+    let sum = "%0: mat.acc.8x8.f32 = matrix_splat 0.0\n%1: mat.acc.8x8.f32 = add %0, %0";
+    fine(sum);
+    type_error(&sum.replace("add", "max"), "does not take operands");
+    type_error(&sum.replace("f32", "i32").replace("0.0", "0_i32"), "does not take operands");
+    let elements = "%0: mat.acc.8x8.f32 = matrix_splat 0.0\n%1: f32 = matrix_element %0, 1\n%2: mat.acc.8x8.f32 = matrix_compose %1, %1";
+    fine(elements);
+    type_error(&elements.replace("%0, 1", "%0, 2"), "rows * columns / subgroup size elements");
+    type_error(&elements.replace("%1: f32", "%1: f16"), "matrix's element type");
+    type_error(&elements.replace("compose %1, %1", "compose %1"), "rows * columns / subgroup size elements");
+    type_error(&elements.replace("compose %1, %1", "compose %1, 0_i32"), "scalars of the matrix's type");
+    type_error(&elements.replace("acc.8x8", "acc.3x8"), "equal parts of an accumulator");
+    type_error(&elements.replace("acc.8x8", "a.8x8"), "equal parts of an accumulator");
+    type_error("%0: f32 = matrix_element 1.0, 0", "needs a matrix type");
     let integers = "%0: mat.a.8x8.u8 = matrix_splat 1_u8\n%1: mat.b.8x8.i8 = matrix_splat 0x1_i8\n%2: mat.acc.8x8.i32 = matrix_splat 0_i32\n%3: mat.acc.8x8.i32 = matrix_mul_add %0, %1, %2";
     fine(integers);
     type_error(&integers.replace("b.8x8.i8", "b.8x8.f16").replace("0x1_i8", "0x1_f16"), "f16×f16");
@@ -351,6 +363,19 @@ fn choices_by_varying_conditions_vary() {
 
 #[test]
 fn matrix_operands_are_uniform() {
+    // What a lane holds varies, and may: but all lanes hold their parts together.
+    let splat = "%0: mat.acc.8x8.f32 = matrix_splat 0.0\n%1: f32 = matrix_element %0, 1";
+    divergent(&format!("{splat}\n%2: bool = lt %1, 1.0\nif %2 {{\nbarrier\n}}"), "workgroup");
+    let under = |cond: &str, body: &str| format!("{splat}\n%2: bool = lt {cond}, 3\nif %2 {{\n{body}\n}}");
+    for body in [
+        "%3: f32 = matrix_element %0, 0",
+        "%3: mat.acc.8x8.f32 = matrix_compose %1, %1",
+        "%3: mat.acc.8x8.f32 = mul %0, %0",
+        "subgroup_barrier",
+    ] {
+        fine(&under("subgroup_id", body));
+        divergent(&under("lane", body), "subgroup");
+    }
     fine("%9: mat.a.8x8.f16 = matrix_load [$x + subgroup_id] stride $n row");
     divergent("%9: mat.a.8x8.f16 = matrix_load [$x + lane] stride 8 row", "subgroup");
     divergent("%9: mat.a.8x8.f16 = matrix_load [$x + 0] stride lane row", "subgroup");

@@ -168,6 +168,11 @@ impl Emitter<'_> {
                 self.shuffle(S::GroupNonUniformShuffle, result, value, lane)
             }
             Op::MatrixMulAdd(a, b, c) => self.matrix_mul_add(v, *a, *b, *c),
+            Op::MatrixElement(a, i) => {
+                let (result, id) = (self.ty(result), self.id(*a)?);
+                Ok(self.value_with(S::CompositeExtract, result, vec![Operand::IdRef(id), Operand::LiteralBit32(*i)]))
+            }
+            Op::MatrixCompose(parts) => self.matrix_compose(v, parts),
             other => Err(self.bad_type(v, other, result)),
         }
     }
@@ -287,6 +292,18 @@ impl Emitter<'_> {
         let (ty, scope) = (self.ty(ty), self.u32(spirv::Scope::Subgroup as u32));
         let operands = vec![Operand::IdScope(scope), Operand::IdRef(value), Operand::IdRef(lane)];
         Ok(self.value_with(code, ty, operands))
+    }
+
+    /// SPIR-V makes matrices with equal elements only, and then puts in others.
+    fn matrix_compose(&mut self, v: Value, parts: &[Value]) -> Result<Word, EmitError> {
+        let (ty, parts) = (self.type_of(v)?, self.all(parts)?);
+        let result = self.ty(ty);
+        let [first, rest @ ..] = &parts[..] else { return Err(self.bad_type(v, "matrix of nothing", ty)) };
+        let all = self.value(S::CompositeConstruct, result, &[*first]);
+        Ok((1..).zip(rest).fold(all, |matrix, (i, part)| {
+            let operands = vec![Operand::IdRef(*part), Operand::IdRef(matrix), Operand::LiteralBit32(i)];
+            self.value_with(S::CompositeInsert, result, operands)
+        }))
     }
 
     fn matrix_mul_add(&mut self, v: Value, a: Value, b: Value, c: Value) -> Result<Word, EmitError> {

@@ -16,6 +16,12 @@ use rspirv::dr::Operand;
 use rspirv::spirv::{self, Word};
 use zinc_ir::kernel::{Arg, ArgKind, Block, Kernel, MatrixMemory, Op, Order, Type, Value};
 
+/// What orders workgroup memory.
+const SHARED: spirv::MemorySemantics = spirv::MemorySemantics::ACQUIRE_RELEASE
+    .union(spirv::MemorySemantics::WORKGROUP_MEMORY)
+    .union(spirv::MemorySemantics::MAKE_AVAILABLE)
+    .union(spirv::MemorySemantics::MAKE_VISIBLE);
+
 #[derive(Clone, Copy, Default)]
 struct Seen {
     reads: bool,
@@ -142,11 +148,20 @@ impl Emitter<'_> {
 
     fn workgroup_barrier(&mut self, global: bool) {
         use spirv::MemorySemantics as S;
-        let mut semantics = S::ACQUIRE_RELEASE | S::WORKGROUP_MEMORY | S::MAKE_AVAILABLE | S::MAKE_VISIBLE;
+        let mut semantics = SHARED;
         if global {
             semantics |= S::UNIFORM_MEMORY;
         }
-        let (scope, semantics) = (self.u32(spirv::Scope::Workgroup as u32), self.u32(semantics.bits()));
+        self.control_barrier(spirv::Scope::Workgroup, semantics);
+    }
+
+    /// Barrier of the subgroup, for workgroup memory.
+    pub(crate) fn subgroup_barrier(&mut self) {
+        self.control_barrier(spirv::Scope::Subgroup, SHARED);
+    }
+
+    fn control_barrier(&mut self, scope: spirv::Scope, semantics: spirv::MemorySemantics) {
+        let (scope, semantics) = (self.u32(scope as u32), self.u32(semantics.bits()));
         let operands = vec![Operand::IdScope(scope), Operand::IdScope(scope), Operand::IdMemorySemantics(semantics)];
         self.inst(spirv::Op::ControlBarrier, None, None, operands);
     }

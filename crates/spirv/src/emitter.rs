@@ -465,6 +465,10 @@ impl<'k> Emitter<'k> {
                 self.barrier(v);
                 Ok(())
             }
+            Op::SubgroupBarrier => {
+                self.subgroup_barrier();
+                Ok(())
+            }
             Op::GridBarrier { base, offset } => self.grid_barrier(*base, *offset),
             Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } => self.store(v, op),
             Op::Load { .. } | Op::SharedLoad { .. } | Op::MatrixLoad { .. } | Op::AtomicAdd { .. } => {

@@ -128,7 +128,7 @@ impl Requirements {
             Op::Dot4 { .. } => self.dot = true,
             Op::SubgroupReduce(..) => self.subgroup_arithmetic = true,
             Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) => self.subgroup_shuffle = true,
-            Op::Builtin(Lane | SubgroupId) => self.subgroups = true,
+            Op::Builtin(Lane | SubgroupId) | Op::SubgroupBarrier => self.subgroups = true,
             Op::MatrixMulAdd(a, _, c) => {
                 let types = (kernel.types.get(a.0 as usize), kernel.types.get(c.0 as usize));
                 if let (Some(Type::Matrix(a)), Some(Type::Matrix(c))) = types

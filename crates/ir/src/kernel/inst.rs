@@ -19,10 +19,14 @@
 //! * [`Op::Barrier`] is reached by every lane of the tile or by none. It orders all shared accesses, and the
 //!   tile's own global accesses, before it against those after it. Without it, lanes of *different* subgroups are
 //!   unordered; lanes of one subgroup are unordered too, except through subgroup operations.
+//!   [`Op::SubgroupBarrier`] orders the shared accesses of one subgroup, and nothing else.
 //! * Tiles are unordered, with two exceptions. [`Op::GridBarrier`] is reached by every tile of the launch or by none,
 //!   and orders everything before it, of all tiles, against everything after it. An [`Op::AtomicAdd`] of
 //!   [`Order::AcquireRelease`] hands on what happened before it to whoever later adds to the same word in that order:
 //!   the pattern is *write, barrier, one lane adds, barrier, read*.
+//! * Which lane holds which element of a matrix is unspecified, but the same for all matrices of one type, and each
+//!   element of an accumulator has one lane: [`Op::MatrixElement`] and [`Op::MatrixCompose`] can compute a matrix from
+//!   others of its type, element by element, and nothing that depends on where an element is.
 //! * Subgroup operations, barriers and matrix operations need *uniform* control flow: all lanes of the subgroup
 //!   (barrier: of the workgroup) are active. The verifier rejects what it cannot prove uniform.
 //! * Integer arithmetic wraps. Shifts by the width or more, integer division by zero, and remainders of negative
@@ -79,7 +83,8 @@ pub enum UnOp {
     RoundEven,
 }
 
-/// Two-operand arithmetic, elementwise on vectors of equal type. Comparisons give Bool vectors.
+/// Two-operand arithmetic, elementwise on vectors of equal type. Comparisons give Bool vectors. Add, Sub, Mul and Div
+/// take matrices of floats, too.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(missing_docs)] // The names say it; semantics are in the module docs.
 pub enum BinOp {
@@ -259,6 +264,8 @@ pub enum Op {
     SubgroupShuffle(Value, Value),
     /// Workgroup barrier with memory ordering.
     Barrier,
+    /// Barrier of the subgroup: orders its lanes' accesses to shared arrays.
+    SubgroupBarrier,
     /// Barrier of the whole launch with memory ordering. Each tile adds 1 to a U32 in global memory and waits until all
     /// have, so all tiles must run at once: the launch may have no more tiles than the device holds workgroups. The
     /// word must be 0 before the launch; barriers share it, and nothing else touches it.
@@ -292,6 +299,10 @@ pub enum Op {
     MatrixSplat(Value),
     /// a × b + c.
     MatrixMulAdd(Value, Value, Value),
+    /// The lane's element number `n` of an accumulator, of [`MatrixType::elements_per_lane`].
+    MatrixElement(Value, u32),
+    /// An accumulator from each lane's elements, in the order of [`Op::MatrixElement`].
+    MatrixCompose(Vec<Value>),
     /// Structured choice; each branch ends by yielding one value per result.
     If {
         /// One Bool.
@@ -341,7 +352,7 @@ impl Op {
             MatrixMemory::Shared { index, .. } => vec![*index],
         };
         match self {
-            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier => {}
+            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier | Op::SubgroupBarrier => {}
             Op::Unary(_, a)
             | Op::Convert(a)
             | Op::Bitcast(a)
@@ -349,10 +360,11 @@ impl Op {
             | Op::SubgroupReduce(_, a)
             | Op::SubgroupShuffleXor(a, _)
             | Op::Table(a, _)
+            | Op::MatrixElement(a, _)
             | Op::MatrixSplat(a) => all(&[*a]),
             Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => all(&[*a, *b]),
             Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => all(&[*a, *b, *c]),
-            Op::Compose(parts) => all(parts),
+            Op::Compose(parts) | Op::MatrixCompose(parts) => all(parts),
             Op::Dot4 { a, b, acc, .. } => all(&[*a, *b, *acc]),
             Op::Load { base, offset, .. } | Op::GridBarrier { base, offset } => all(&[*base, *offset]),
             Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value, .. } => {
@@ -387,7 +399,7 @@ impl Op {
             }
         }
         match self {
-            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier => vec![],
+            Op::Const(_) | Op::Arg(_) | Op::Builtin(_) | Op::Param | Op::Barrier | Op::SubgroupBarrier => vec![],
             Op::Unary(_, a)
             | Op::Convert(a)
             | Op::Bitcast(a)
@@ -395,10 +407,11 @@ impl Op {
             | Op::SubgroupReduce(_, a)
             | Op::SubgroupShuffleXor(a, _)
             | Op::Table(a, _)
+            | Op::MatrixElement(a, _)
             | Op::MatrixSplat(a) => vec![a],
             Op::Binary(_, a, b) | Op::SubgroupShuffle(a, b) => vec![a, b],
             Op::Fma(a, b, c) | Op::Select(a, b, c) | Op::MatrixMulAdd(a, b, c) => vec![a, b, c],
-            Op::Compose(parts) => parts.iter_mut().collect(),
+            Op::Compose(parts) | Op::MatrixCompose(parts) => parts.iter_mut().collect(),
             Op::Dot4 { a, b, acc, .. } => vec![a, b, acc],
             Op::Load { base, offset, .. } | Op::GridBarrier { base, offset } => vec![base, offset],
             Op::Store { base, offset, value, .. } | Op::AtomicAdd { base, offset, value, .. } => {

@@ -68,6 +68,18 @@ pub struct MatrixType {
     pub usage: MatrixUse,
 }
 
+impl MatrixType {
+    /// Number of elements.
+    pub const fn elements(self) -> u32 {
+        self.rows as u32 * self.cols as u32
+    }
+    /// Elements of an accumulator that each lane of a subgroup holds; `None` if they cannot be dealt out evenly.
+    pub const fn elements_per_lane(self, subgroup_size: u32) -> Option<u32> {
+        let even = self.elements().is_multiple_of(subgroup_size) && self.elements() > 0;
+        if even && matches!(self.usage, MatrixUse::Acc) { Some(self.elements() / subgroup_size) } else { None }
+    }
+}
+
 /// Type of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Type {

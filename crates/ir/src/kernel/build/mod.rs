@@ -269,6 +269,11 @@ impl Builder {
         self.push(Op::Barrier, Type::Void);
     }
 
+    /// Barrier of the subgroup, for shared memory that only it uses; see [`Op::SubgroupBarrier`].
+    pub fn subgroup_barrier(&self) {
+        self.push(Op::SubgroupBarrier, Type::Void);
+    }
+
     /// Barrier of all tiles, which count at `base + offset` bytes; see [`Op::GridBarrier`].
     pub fn grid_barrier<'b>(&'b self, base: Val<'b>, offset: Val<'b>) {
         self.push(Op::GridBarrier { base: base.v, offset: offset.v }, Type::Void);
@@ -300,6 +305,22 @@ impl Builder {
     /// a × b + c.
     pub fn matrix_mul_add<'b>(&'b self, a: Val<'b>, b: Val<'b>, c: Val<'b>) -> Val<'b> {
         self.push(Op::MatrixMulAdd(a.v, b.v, c.v), c.ty())
+    }
+
+    /// What this lane holds of an accumulator; see [`Op::MatrixElement`].
+    ///
+    /// # Panics
+    /// If it is no accumulator that can be dealt out evenly to the lanes.
+    pub fn matrix_elements<'b>(&'b self, m: Val<'b>) -> Vec<Val<'b>> {
+        let Type::Matrix(ty) = m.ty() else { panic!("elements of {:?}", m.ty()) };
+        let subgroup = self.state.borrow().kernel.subgroup_size;
+        let n = ty.elements_per_lane(subgroup).expect("an accumulator that is dealt out evenly");
+        (0..n).map(|i| self.push(Op::MatrixElement(m.v, i), Type::Vec(ty.scalar, 1))).collect()
+    }
+
+    /// The accumulator whose elements the lanes hold, in the order of [`Builder::matrix_elements`].
+    pub fn matrix_compose<'b>(&'b self, ty: MatrixType, elements: &[Val<'b>]) -> Val<'b> {
+        self.push(Op::MatrixCompose(elements.iter().map(|e| e.v).collect()), Type::Matrix(ty))
     }
 
     // ---- control ------------------------------------------------------------------------------------------

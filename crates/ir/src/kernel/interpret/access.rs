@@ -115,7 +115,7 @@ impl Machine<'_, '_> {
         for lane in lanes_of(frame.mask) {
             let element = index[lane].get();
             let how = if value.is_some() { How::Write } else { How::Read };
-            let who = self.who(frame, lane);
+            let who = self.who_shared(frame, lane);
             let values = self.element(array, element, who, how).map_err(|kind| frame.stop(lane, kind))?;
             match value {
                 None => {

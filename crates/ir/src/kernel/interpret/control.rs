@@ -69,6 +69,7 @@ impl Machine<'_, '_> {
             cells: Cell::from_mut(&mut s.columns[..]).as_slice_of_cells(),
             lanes: self.program.kernel.subgroup_size as usize,
             first: s.first,
+            step: s.step,
             mask: s.mask,
         }
     }

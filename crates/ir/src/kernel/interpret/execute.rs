@@ -13,6 +13,7 @@ use super::memory::Memory;
 use super::order::Clock;
 use super::races::{Shadow, Who};
 use std::cell::Cell;
+use std::collections::HashMap;
 
 /// A fault with the place that the launch adds to it.
 pub(super) struct Stop {
@@ -35,6 +36,8 @@ pub(super) enum Pause {
 pub(super) struct Subgroup {
     /// Local id of lane 0.
     pub(super) first: u32,
+    /// Barriers of its own that it has passed.
+    pub(super) step: u32,
     pub(super) mask: u128,
     pub(super) frames: Vec<u128>,
     pub(super) pc: usize,
@@ -49,6 +52,7 @@ impl Subgroup {
         let lanes = program.kernel.subgroup_size;
         let mut s = Subgroup {
             first: index * lanes,
+            step: 0,
             mask: full(lanes),
             frames: vec![],
             pc: 0,
@@ -75,6 +79,7 @@ impl Subgroup {
     pub(super) fn restart(&mut self, program: &Program, tile: [u32; 3]) {
         self.mask = full(program.kernel.subgroup_size);
         self.frames.clear();
+        self.step = 0;
         self.pc = 0;
         self.pause = Pause::Preempted;
         for (i, op) in program.kernel.ops.iter().enumerate() {
@@ -155,6 +160,10 @@ pub(super) struct Machine<'k, 'm> {
     pub(super) tile: Tile,
     /// Grid barriers that all tiles have passed.
     pub(super) epoch: u32,
+    /// Decides which lane holds which element of a matrix.
+    pub(super) seed: u64,
+    /// Where the elements of accumulators are that the lanes hold, as far as anybody asked.
+    pub(super) layouts: HashMap<MatrixType, Vec<u32>>,
 }
 
 /// One operation on one subgroup: the operands as columns.
@@ -163,6 +172,7 @@ pub(super) struct Frame<'a> {
     pub(super) cells: &'a Column,
     pub(super) lanes: usize,
     pub(super) first: u32,
+    pub(super) step: u32,
     pub(super) mask: u128,
 }
 
@@ -225,19 +235,22 @@ impl Machine<'_, '_> {
     fn operation(&mut self, s: &mut Subgroup, v: Value) -> Result<(), Stop> {
         let kernel = self.program.kernel;
         let op = kernel.op(v);
-        let is_matrix = matches!(kernel.ty(v), Type::Matrix(_)) || matches!(op, Op::MatrixStore { .. });
-        if is_matrix || matches!(op, Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..)) {
+        let is_matrix = matches!(kernel.ty(v), Type::Matrix(_))
+            || matches!(op, Op::MatrixStore { .. } | Op::MatrixElement(..));
+        if is_matrix || is_of_subgroup(op) {
             let size = kernel.subgroup_size;
             if s.mask != full(size) {
                 let kind = FaultKind::Divergent { active: s.mask.count_ones(), size };
                 return Err(Stop { at: None, lane: s.first + (!s.mask).trailing_zeros(), kind });
             }
         }
+        s.step += u32::from(matches!(op, Op::SubgroupBarrier));
         let frame = Frame {
             program: self.program,
             cells: Cell::from_mut(&mut s.columns[..]).as_slice_of_cells(),
             lanes: kernel.subgroup_size as usize,
             first: s.first,
+            step: s.step,
             mask: s.mask,
         };
         if is_matrix {
@@ -250,10 +263,26 @@ impl Machine<'_, '_> {
         }
     }
 
+    /// Who touches global memory.
     pub(super) fn who(&self, frame: &Frame, lane: usize) -> Who {
         let Tile { linear: tile, interval, .. } = self.tile;
-        Who { epoch: self.epoch, tile, interval, lane: frame.first + lane as u32 }
+        // Workgroups have at most 1024 lanes.
+        let subgroup = (frame.first / frame.lanes as u32) as u16;
+        Who { epoch: self.epoch, tile, interval, step: 0, subgroup, lane: frame.first as u16 + lane as u16 }
     }
+
+    /// Who touches shared memory.
+    pub(super) fn who_shared(&self, frame: &Frame, lane: usize) -> Who {
+        Who { step: frame.step, ..self.who(frame, lane) }
+    }
+}
+
+/// Does it need all lanes of the subgroup, though no matrix is in it?
+fn is_of_subgroup(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) | Op::SubgroupBarrier
+    )
 }
 
 fn touches_memory(op: &Op) -> bool {

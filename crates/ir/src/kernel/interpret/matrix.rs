@@ -1,5 +1,7 @@
 //! Cooperative matrices: elements as bits, row by row, one copy per subgroup.
 //!
+//! Which lane holds which element is unspecified: here a permutation that the seed and the matrix's type decide.
+//!
 //! ```text
 //! memory ─load─► Vec of bits ─mul_add─► Vec of bits ─store─► memory
 //! ```
@@ -7,8 +9,10 @@
 use super::super::inst::*;
 use super::execute::{Frame, Machine, Stop};
 use super::races::{How, Who};
+use super::schedule::{Random, shuffled};
 use super::{FaultKind, arith, float, memory};
 use Scalar::*;
+use std::cell::Cell;
 
 impl Machine<'_, '_> {
     pub(super) fn matrix(&mut self, frame: &Frame, matrices: &mut [Vec<u64>], v: Value) -> Result<(), Stop> {
@@ -26,6 +30,27 @@ impl Machine<'_, '_> {
             Op::MatrixMulAdd(a, b, c) => {
                 let types = [shape(a), shape(b), shape(c)];
                 mul_add(types, &matrices[place(a)], &matrices[place(b)], &matrices[place(c)])
+            }
+            Op::Binary(op, a, b) => {
+                let [mut a, mut b] = [a, b].map(|m| matrices[place(m)].clone());
+                let mut d = vec![0; a.len()];
+                let [a, b, d_cells] = [&mut a, &mut b, &mut d].map(|m| Cell::from_mut(&mut m[..]).as_slice_of_cells());
+                arith::binary(*op, shape(&v).scalar, a, b, d_cells);
+                d
+            }
+            Op::MatrixCompose(parts) => {
+                let ty = shape(&v);
+                let mut elements = vec![0; ty.elements() as usize];
+                for (part, places) in parts.iter().zip(self.layout(ty).chunks_exact(frame.lanes)) {
+                    frame.column(*part).iter().zip(places).for_each(|(x, at)| elements[*at as usize] = x.get());
+                }
+                elements
+            }
+            Op::MatrixElement(a, i) => {
+                let held = self.layout(shape(a)).chunks_exact(frame.lanes).nth(*i as usize).unwrap_or_default();
+                let elements = &matrices[place(a)];
+                frame.column(v).iter().zip(held).for_each(|(d, at)| d.set(elements[*at as usize]));
+                return Ok(());
             }
             Op::Convert(a) => convert(shape(a).scalar, shape(&v).scalar, &matrices[place(a)]),
             Op::MatrixLoad { memory, stride, column_major } => {
@@ -46,6 +71,15 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
+    /// The place of each lane's first element, then of their second ones, …
+    fn layout(&mut self, ty: MatrixType) -> &[u32] {
+        let seed = self.seed;
+        self.layouts.entry(ty).or_insert_with(|| {
+            let roles = (ty.rows as u64) << 24 | (ty.cols as u64) << 16 | ty.scalar.bytes() as u64;
+            shuffled(ty.elements(), &mut Random(seed ^ roles << 32))
+        })
+    }
+
     fn uniform(&self, frame: &Frame, v: Value, what: &'static str) -> Result<u64, Stop> {
         let column = frame.column(v);
         let first = column[0].get();
@@ -58,15 +92,16 @@ impl Machine<'_, '_> {
     /// Moves all elements of a matrix between memory and `elements`.
     fn transfer(&mut self, frame: &Frame, t: &Transfer<'_>, elements: &mut [u64]) -> Result<(), Stop> {
         let stride = self.uniform(frame, t.stride, "stride")?;
-        let who = Who { lane: Who::UNKNOWN_LANE, ..self.who(frame, 0) };
+        let unknown = |who| Who { lane: Who::UNKNOWN_LANE, ..who };
         match t.memory {
             MatrixMemory::Global { base, offset } => {
                 let base = self.uniform(frame, *base, "base")?;
                 let base = base.wrapping_add(self.uniform(frame, *offset, "offset")?);
-                self.global_lines(t, base, stride, who, elements).map_err(|kind| frame.stop(0, kind))
+                self.global_lines(t, base, stride, unknown(self.who(frame, 0)), elements).map_err(|kind| frame.stop(0, kind))
             }
             MatrixMemory::Shared { array, index } => {
                 let start = self.uniform(frame, *index, "index")?;
+                let who = unknown(self.who_shared(frame, 0));
                 self.shared_lines(t, *array, start, stride, who, elements).map_err(|kind| frame.stop(0, kind))
             }
         }

@@ -1,14 +1,14 @@
 //! Who touched what in this launch, and which touches nothing orders.
 //!
 //! ```text
-//! (epoch, tile, barrier interval, lane) + (read | write | atomic) ─► Cell of the place ─► conflict?
+//! (epoch, tile, barrier interval, subgroup, its step, lane) + (read | write | atomic) ─► Cell of the place ─► conflict?
 //! ```
 //!
-//! Two accesses are ordered when one lane makes both, when one tile makes both in different barrier intervals, when a
-//! grid barrier is between them (they are of different epochs), or when an atomic has handed the earlier one to the
+//! Two accesses are ordered when one lane makes both, when one tile makes both in different barrier intervals, when one
+//! subgroup makes both (to shared memory) in different steps, which its own barriers end, when a grid barrier is between them (they are of different epochs), or when an atomic has handed the earlier one to the
 //! later one's tile ([`Clock`]). Everything else races if one writes and not both are atomic. A [`Cell`] keeps a
 //! summary per kind of access that is as good as the full history: older epochs are ordered before everything, older
-//! intervals of a tile before anything it does later, and of several lanes or tiles only "more than one" matters. With
+//! intervals of a tile (steps of a subgroup) before anything it does later, and of several lanes or tiles only "more than one" matters. With
 //! one exception: who has been handed the accesses of several tiles still races with them.
 
 use super::FaultKind;
@@ -20,6 +20,8 @@ use std::collections::HashMap;
 pub(super) const MAX_TILES: u32 = u32::MAX - 15;
 const NOBODY: u32 = u32::MAX;
 const MANY: u32 = u32::MAX - 1;
+/// Lanes or subgroups.
+const SEVERAL: u16 = u16::MAX;
 
 /// Who makes an access.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -29,14 +31,18 @@ pub(super) struct Who {
     pub(super) tile: u32,
     /// Barriers passed.
     pub(super) interval: u32,
+    /// Barriers of its own that the subgroup has passed: they order shared memory only, so for global memory it is 0.
+    pub(super) step: u32,
+    /// Subgroup in the workgroup.
+    pub(super) subgroup: u16,
     /// Lane in the workgroup, or [`Who::UNKNOWN_LANE`].
-    pub(super) lane: u32,
+    pub(super) lane: u16,
 }
 
 impl Who {
     /// Some lane of a subgroup: which one touches which element of a matrix is not specified.
-    pub(super) const UNKNOWN_LANE: u32 = MANY;
-    const NOBODY: Who = Who { epoch: 0, tile: NOBODY, interval: 0, lane: 0 };
+    pub(super) const UNKNOWN_LANE: u16 = SEVERAL;
+    const NOBODY: Who = Who { epoch: 0, tile: NOBODY, interval: 0, step: 0, subgroup: 0, lane: 0 };
 
     fn is_nobody(self) -> bool {
         self.tile == NOBODY
@@ -50,7 +56,13 @@ impl Who {
         if self.tile != later.tile {
             return self.tile == MANY || !known.knows(self.tile, self.interval);
         }
-        self.interval == later.interval && (self.lane != later.lane || self.lane == MANY)
+        if self.interval != later.interval {
+            return false;
+        }
+        if self.subgroup != later.subgroup || self.subgroup == SEVERAL {
+            return true;
+        }
+        self.step == later.step && (self.lane != later.lane || self.lane == SEVERAL)
     }
 
     fn join(self, later: Who, known: &Clock) -> Who {
@@ -58,15 +70,20 @@ impl Who {
             later
         } else if self.tile != later.tile {
             if self.unordered(later, known) { Who { tile: MANY, ..later } } else { later }
-        } else if self.interval != later.interval || self.lane == later.lane {
+        } else if self.interval != later.interval {
+            later
+        } else if self.subgroup != later.subgroup {
+            // Also where this is several already: no subgroup is SEVERAL.
+            Who { subgroup: SEVERAL, lane: SEVERAL, ..later }
+        } else if self.step != later.step || self.lane == later.lane {
             later
         } else {
-            Who { lane: MANY, ..later }
+            Who { lane: SEVERAL, ..later }
         }
     }
 
     fn describe(self) -> String {
-        let lane = if self.lane == MANY { "several lanes".to_string() } else { format!("lane {}", self.lane) };
+        let lane = if self.lane == SEVERAL { "several lanes".to_string() } else { format!("lane {}", self.lane) };
         match self.tile {
             MANY => "several tiles".to_string(),
             tile => format!("{lane} of tile {tile} (in linear order)"),
@@ -233,7 +250,8 @@ mod tests {
         let unordered = if a.0.tile != b.0.tile {
             !b.2.knows(a.0.tile, a.0.interval)
         } else {
-            a.0.interval == b.0.interval && a.0.lane != b.0.lane
+            let by_subgroup = a.0.subgroup == b.0.subgroup && a.0.step != b.0.step;
+            a.0.interval == b.0.interval && a.0.lane != b.0.lane && !by_subgroup
         };
         promise || (a.0.epoch == b.0.epoch && unordered && !both_atomic && (writes(a.1) || writes(b.1)))
     }
@@ -251,12 +269,13 @@ mod tests {
         for round in 0..40_000 {
             let handing_on = round % 2;
             let (mut cell, mut history): (Cell, Vec<Act>) = (Cell::NEW, vec![]);
-            let mut who = Who { epoch: 0, tile: 0, interval: 0, lane: 0 };
+            let mut who = Who { epoch: 0, tile: 0, interval: 0, step: 0, subgroup: 0, lane: 0 };
+            let mut steps = [0; 2];
             let mut known = Clock::default();
             // Mostly reads, or mostly atomics: else the first pair decides.
             let favourite = [How::Read, How::ReadOnly, How::Atomic][random(3) as usize];
             for _ in 0..12 {
-                match random(9) {
+                match random(11) {
                     0 => {
                         // The next tile, knowing all that this one did, or what this one was handed, or nothing.
                         match random(3) * handing_on {
@@ -269,12 +288,17 @@ mod tests {
                     1 | 2 => who.interval += 1,
                     3 if random(3) == 0 => {
                         // Any tile may be the next after a grid barrier.
-                        who = Who { epoch: who.epoch + 1, tile: random(3) as u32, interval: who.interval + 1, lane: 0 };
+                        let (epoch, interval) = (who.epoch + 1, who.interval + 1);
+                        who = Who { epoch, tile: random(3) as u32, interval, ..who };
                         known.clear();
                     }
+                    4 | 5 => steps[random(2) as usize] += 1,
                     _ => {}
                 }
-                who.lane = random(3) as u32;
+                // Lane 0 is one subgroup, lanes 1 and 2 are another.
+                who.lane = random(3) as u16;
+                who.subgroup = who.lane.min(1);
+                who.step = steps[who.subgroup as usize];
                 let how =
                     if random(4) == 0 { [How::Read, How::Write, How::Atomic][random(3) as usize] } else { favourite };
                 let act = Act(who, how, known.clone());
@@ -299,7 +323,7 @@ mod tests {
         let base = memory.bind("counters", vec![0; 16], Access::ReadWrite);
         let word = memory.find(base + 4, 4).expect("bound");
         let mut shadow = Shadow::new(&memory);
-        let who = Who { epoch: 0, tile: 2, interval: 1, lane: 0 };
+        let who = Who { epoch: 0, tile: 2, interval: 1, step: 0, subgroup: 0, lane: 0 };
         shadow.released(word).note(2, 1);
         for (offset, bytes, stays) in [(0, 4, true), (8, 8, true), (6, 1, false)] {
             let at = (word.0, offset);

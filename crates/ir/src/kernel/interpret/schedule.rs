@@ -14,9 +14,10 @@ use super::lower::Program;
 use super::memory::{self, Memory};
 use super::races::{How, Shadow, Who};
 use super::{Fault, FaultKind, Options};
+use std::collections::HashMap;
 
 /// SplitMix64.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     fn below(&mut self, n: u32) -> u32 {
@@ -26,6 +27,15 @@ impl Random {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) >> 32) as u32 % n
     }
+}
+
+/// 0..n in random order.
+pub(super) fn shuffled(n: u32, random: &mut Random) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..n).collect();
+    for left in (1..n).rev() {
+        order.swap(left as usize, random.below(left + 1) as usize);
+    }
+    order
 }
 
 /// A tile and how far it is.
@@ -55,11 +65,10 @@ pub(super) fn launch(
     let program = Program::new(kernel);
     let mut random = Random(options.seed);
     let shadow = options.check_races.then(|| Shadow::new(memory));
-    let mut machine = Machine { program: &program, memory, shadow, tile: Tile::new(&program), epoch: 0 };
-    let mut order: Vec<u32> = (0..tiles).collect();
-    for left in (1..tiles).rev() {
-        order.swap(left as usize, random.below(left + 1) as usize);
-    }
+    let tile = Tile::new(&program);
+    let (seed, layouts) = (options.seed, HashMap::new());
+    let mut machine = Machine { program: &program, memory, shadow, tile, epoch: 0, seed, layouts };
+    let order = shuffled(tiles, &mut random);
     let place = |linear: u32| [linear % grid[0], linear / grid[0] % grid[1], linear / grid[0] / grid[1]];
     let fault = |tile: [u32; 3], stop: Stop| {
         let op = stop.at.map(|v| text::line_of(kernel, v)).unwrap_or_default();
@@ -256,7 +265,8 @@ fn arrive(machine: &mut Machine, tile: &Tile, counter: u64, come: u32, tiles: u3
         return Err(FaultKind::GridBarrier(detail));
     }
     memory::put(machine.memory.write(at, 4)?, old as u64 + 1);
-    let who = Who { epoch: machine.epoch, tile: tile.linear, interval: tile.interval, lane: 0 };
+    let Tile { linear: tile_number, interval, .. } = *tile;
+    let who = Who { epoch: machine.epoch, tile: tile_number, interval, step: 0, subgroup: 0, lane: 0 };
     match &mut machine.shadow {
         Some(shadow) => shadow.touch(machine.memory, at, 4, who, How::Atomic, &tile.known),
         None => Ok(()),

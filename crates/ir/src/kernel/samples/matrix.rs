@@ -4,20 +4,60 @@ use super::super::{ArgKind, Builder, Kernel, MatrixMemory, MatrixType, MatrixUse
 use super::{Compare, Sample, f16_bytes, f32_bytes, input, noise, output};
 
 /// `D = A × B + C` of one matrix shape `[m, n, k]`, F16 into F32: row- and column-major, through global and shared
-/// memory, with the accumulator carried by a loop. Rows must be a power of two of bytes long.
+/// memory, with the accumulator carried by a loop. Rows must be a power of two of bytes long. And what each lane holds of
+/// an accumulator, where it can be dealt out.
 pub fn matrix(subgroup_size: u32, shape: [u8; 3]) -> Vec<Sample> {
     let product = |a_column, b_column, staged| {
         let [m, n, k] = shape.map(u32::from);
         Product { subgroup: subgroup_size, m, n, k, a_column, b_column, staged }.sample()
     };
-    vec![
+    let [m, n, _] = shape.map(u32::from);
+    let mut samples = vec![
         product(false, false, None),
         product(true, false, None),
         product(false, true, None),
         product(true, true, None),
         product(false, true, Some(Scalar::F16)),
         product(false, true, Some(Scalar::U32)),
-    ]
+    ];
+    if (m * n).is_multiple_of(subgroup_size) {
+        samples.push(elements(subgroup_size, m, n));
+    }
+    samples
+}
+
+/// Each subgroup makes `((c · f - c) + (c - f)) / 2 · c` of a block of C and of F, whose columns are all one and the same,
+/// the first part of it lane by lane.
+fn elements(subgroup: u32, m: u32, n: u32) -> Sample {
+    let b = Builder::new(format!("matrix_elements_{m}x{n}"), subgroup * GROUPS, subgroup);
+    let (pc, pf, pd) = (b.arg("c", ArgKind::Read), b.arg("f", ArgKind::Read), b.arg("d", ArgKind::Write));
+    let ty = MatrixType { scalar: Scalar::F32, rows: m as u8, cols: n as u8, usage: MatrixUse::Acc };
+    let row = (b.tile(0) * GROUPS + b.subgroup_id()) * m;
+    let own = block(row, b.u32(0), n, false, 4);
+    let c = b.matrix_load(ty, global(pc, own), b.u32(n), false);
+    let f = b.matrix_load(ty, global(pf, row * 4), b.u32(0), true);
+    let pairs = b.matrix_elements(c).into_iter().zip(b.matrix_elements(f));
+    let each: Vec<Val<'_>> = pairs.map(|(c, f)| c * f - c).collect();
+    let first = b.matrix_compose(ty, &each);
+    let d = (first + (c - f)) / b.matrix_splat(ty, b.f32(2.0)) * c;
+    b.matrix_store(d, global(pd, own), b.u32(n), false);
+    let rows = m * GROUPS * TILES;
+    let (cs, fs) = (eighths(rows * n, 4), eighths(rows, 5));
+    let of = |(i, c): (usize, &f32)| {
+        let f = fs[i / n as usize];
+        ((c * f - c) + (c - f)) / 2.0 * c
+    };
+    let ds: Vec<f32> = cs.iter().enumerate().map(of).collect();
+    Sample {
+        kernel: b.finish(),
+        buffers: vec![
+            input("c", f32_bytes(&cs)),
+            input("f", f32_bytes(&fs)),
+            output("d", f32_bytes(&ds), Compare::Exact),
+        ],
+        words: vec![],
+        grid: [TILES, 1, 1],
+    }
 }
 
 /// Subgroups per tile, tiles, steps of k.

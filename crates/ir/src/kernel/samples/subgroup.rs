@@ -8,7 +8,7 @@ const GROUPS: u32 = 3;
 const TILES: u32 = 2;
 
 pub(super) fn samples(subgroup: u32) -> Vec<Sample> {
-    vec![integers(subgroup), floats(subgroup), vectors(subgroup), shuffles(subgroup)]
+    vec![integers(subgroup), floats(subgroup), vectors(subgroup), shuffles(subgroup), private(subgroup)]
 }
 
 /// `results` from one 4-byte element per lane, one region per result.
@@ -138,4 +138,34 @@ fn shuffles(subgroup: u32) -> Sample {
         },
         expected,
     )
+}
+
+/// Shared memory that each subgroup has for itself: three times every lane takes over what the lane opposite has, plus 1.
+fn private(subgroup: u32) -> Sample {
+    const TURNS: u32 = 3;
+    let workgroup = subgroup * GROUPS;
+    let xs: Vec<u32> = (0..workgroup * TILES).map(|i| noise(i) >> 8).collect();
+    let b = Builder::new("subgroup_private", workgroup, subgroup);
+    let (x, y) = (b.arg("x", ArgKind::Read), b.arg("y", ArgKind::Write));
+    let array = b.shared("own", Type::U32, workgroup);
+    let place = (b.tile(0) * workgroup + b.local_id()) * 4;
+    let opposite = b.subgroup_id() * subgroup + (b.u32(subgroup - 1) - b.lane());
+    let value = b.for_(b.u32(0), b.u32(TURNS), 1, &[b.load(Type::U32, x, place, 4)], |_, value| {
+        b.shared_store(array, b.local_id(), value[0]);
+        b.subgroup_barrier();
+        let next = b.shared_load(array, opposite) + 1;
+        b.subgroup_barrier();
+        vec![next]
+    });
+    b.store(y, place, value[0], 4);
+    let turn = |xs: Vec<u32>| -> Vec<u32> {
+        xs.chunks_exact(subgroup as usize).flat_map(|g| g.iter().rev().map(|x| x + 1)).collect()
+    };
+    let expected = (0..TURNS).fold(xs.clone(), |xs, _| turn(xs));
+    Sample {
+        kernel: b.finish(),
+        buffers: vec![input("x", u32_bytes(&xs)), output("y", u32_bytes(&expected), Compare::Exact)],
+        words: vec![],
+        grid: [TILES, 1, 1],
+    }
 }

@@ -364,13 +364,7 @@ impl Parser {
             "select" => Op::Select(self.value()?, self.comma_value()?, self.comma_value()?),
             "convert" => Op::Convert(self.value()?),
             "bitcast" => Op::Bitcast(self.value()?),
-            "compose" => {
-                let mut parts = vec![self.value()?];
-                while self.take(&Token::Sign(',')) {
-                    parts.push(self.value()?);
-                }
-                Op::Compose(parts)
-            }
+            "compose" => Op::Compose(self.values()?),
             "table" => {
                 let (index, mut words) = (self.value()?, vec![]);
                 while self.take(&Token::Sign(',')) {
@@ -394,6 +388,7 @@ impl Parser {
                 Op::SubgroupShuffleXor(a, self.integer()?)
             }
             "barrier" => Op::Barrier,
+            "subgroup_barrier" => Op::SubgroupBarrier,
             _ => return self.memory(name),
         })
     }
@@ -437,9 +432,24 @@ impl Parser {
                 Op::MatrixStore { memory, stride, column_major, value: self.comma_value()? }
             }
             "matrix_splat" => Op::MatrixSplat(self.value()?),
+            "matrix_element" => {
+                let a = self.value()?;
+                self.sign(',')?;
+                Op::MatrixElement(a, self.integer()?)
+            }
+            "matrix_compose" => Op::MatrixCompose(self.values()?),
             "matrix_mul_add" => Op::MatrixMulAdd(self.value()?, self.comma_value()?, self.comma_value()?),
             _ => return self.fail(format!("no operation `{name}`")),
         })
+    }
+
+    /// One value or more.
+    fn values(&mut self) -> Result<Vec<Value>> {
+        let mut values = vec![self.value()?];
+        while self.take(&Token::Sign(',')) {
+            values.push(self.value()?);
+        }
+        Ok(values)
     }
 
     fn matrix_memory(&mut self) -> Result<(MatrixMemory, Value, bool)> {
@@ -510,7 +520,12 @@ impl Parser {
 fn is_statement(op: &Op) -> bool {
     matches!(
         op,
-        Op::Store { .. } | Op::SharedStore { .. } | Op::MatrixStore { .. } | Op::Barrier | Op::GridBarrier { .. }
+        Op::Store { .. }
+            | Op::SharedStore { .. }
+            | Op::MatrixStore { .. }
+            | Op::Barrier
+            | Op::SubgroupBarrier
+            | Op::GridBarrier { .. }
     )
 }
 

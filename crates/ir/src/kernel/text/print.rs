@@ -162,6 +162,7 @@ impl<'k> Printer<'k> {
             Op::SubgroupShuffleXor(a, mask) => format!("shuffle_xor {}, {mask}", self.value(*a)),
             Op::SubgroupShuffle(a, lane) => format!("shuffle {}", self.list(&[*a, *lane])),
             Op::Barrier => "barrier".to_string(),
+            Op::SubgroupBarrier => "subgroup_barrier".to_string(),
             Op::GridBarrier { base, offset } => format!("grid_barrier {}", self.address(*base, *offset, 0)),
             Op::MatrixLoad { memory, stride, column_major } => {
                 format!("matrix_load {}", self.matrix_memory(memory, *stride, *column_major))
@@ -172,6 +173,8 @@ impl<'k> Printer<'k> {
             }
             Op::MatrixSplat(a) => format!("matrix_splat {}", self.value(*a)),
             Op::MatrixMulAdd(a, b, c) => format!("matrix_mul_add {}", self.list(&[*a, *b, *c])),
+            Op::MatrixElement(a, i) => format!("matrix_element {}, {i}", self.value(*a)),
+            Op::MatrixCompose(parts) => format!("matrix_compose {}", self.list(parts)),
         };
         if self.kernel.types.get(v.0 as usize) == Some(&Type::Void) {
             put!(self, "{text}");

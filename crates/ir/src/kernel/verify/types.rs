@@ -39,8 +39,9 @@ pub(super) fn check(kernel: &Kernel, v: Value) -> Result<(), Problem> {
             memory(kernel, v)
         }
         Op::MatrixLoad { .. } | Op::MatrixStore { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => matrix(kernel, v),
+        Op::MatrixElement(..) | Op::MatrixCompose(_) => elements(kernel, v),
         Op::If { .. } | Op::For { .. } => control(kernel, v),
-        Op::Barrier => rule(ty == Type::Void, "a barrier has no value"),
+        Op::Barrier | Op::SubgroupBarrier => rule(ty == Type::Void, "a barrier has no value"),
         Op::GridBarrier { base, offset } => {
             rule(ty == Type::Void, "a barrier has no value")?;
             address(kernel, *base, *offset)?;
@@ -147,6 +148,9 @@ fn unary_takes(op: UnOp, ty: Type) -> bool {
 }
 
 fn binary_takes(op: BinOp, ty: Type) -> bool {
+    if let Type::Matrix(m) = ty {
+        return m.scalar.is_float() && matches!(op, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Div);
+    }
     let Type::Vec(s, _) = ty else { return false };
     let integer = matches!(s, I32 | U32 | U64);
     match op {
@@ -281,6 +285,30 @@ fn matrix(kernel: &Kernel, v: Value) -> Result<(), Problem> {
             let bytes = |s| matches!(s, I8 | U8);
             let integers = bytes(a.scalar) && bytes(b.scalar) && acc.scalar == I32;
             rule(floats || integers, "elements are f16×f16 into f16 or f32, or bytes into i32")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What each lane holds of an accumulator.
+fn elements(kernel: &Kernel, v: Value) -> Result<(), Problem> {
+    let even = |ty: Type| match ty {
+        Type::Matrix(m) => {
+            let each = m.elements_per_lane(kernel.subgroup_size);
+            each.map(|n| (n, Type::Vec(m.scalar, 1))).ok_or(Problem::Types("lanes hold equal parts of an accumulator"))
+        }
+        _ => Err(Problem::Types("a matrix operation needs a matrix type")),
+    };
+    match kernel.op(v) {
+        Op::MatrixElement(a, i) => {
+            let (n, element) = even(kernel.ty(*a))?;
+            rule(*i < n, "a lane holds rows * columns / subgroup size elements")?;
+            rule(kernel.ty(v) == element, "an element has the matrix's element type")
+        }
+        Op::MatrixCompose(parts) => {
+            let (n, element) = even(kernel.ty(v))?;
+            rule(parts.len() == n as usize, "a lane gives rows * columns / subgroup size elements")?;
+            rule(parts.iter().all(|p| kernel.ty(*p) == element), "elements are scalars of the matrix's type")
         }
         _ => Ok(()),
     }

@@ -109,7 +109,10 @@ impl Pass<'_> {
             Op::AtomicAdd { .. } => Level::Varying,
             Op::Load { read_only: false, .. } | Op::SharedLoad { .. } => joined.max(Level::Workgroup),
             // A matrix belongs to its subgroup as a whole.
-            Op::MatrixLoad { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) => joined.min(self.subgroup),
+            Op::MatrixLoad { .. } | Op::MatrixSplat(_) | Op::MatrixMulAdd(..) | Op::MatrixCompose(_) => {
+                joined.min(self.subgroup)
+            }
+            Op::MatrixElement(..) => Level::Varying,
             Op::SubgroupReduce(..) => joined.min(self.subgroup),
             Op::SubgroupShuffle(a, lane) => {
                 let broadcast = if self.level(*lane) <= self.subgroup { self.subgroup } else { Level::Varying };
@@ -135,7 +138,13 @@ impl Pass<'_> {
                         return Err(at(Problem::NotUniform { what, scope: "grid", hint }));
                     }
                 }
-                Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) => {
+                Op::SubgroupReduce(..)
+                | Op::SubgroupShuffle(..)
+                | Op::SubgroupShuffleXor(..)
+                | Op::SubgroupBarrier
+                | Op::MatrixMulAdd(..)
+                | Op::MatrixElement(..)
+                | Op::MatrixCompose(_) => {
                     under(self.subgroup, "subgroup")?;
                 }
                 Op::MatrixLoad { memory, stride, .. } | Op::MatrixStore { memory, stride, .. } => {
@@ -152,8 +161,9 @@ impl Pass<'_> {
                     under(self.subgroup, "subgroup")?;
                     self.uniform_operand(*x).map_err(at)?;
                 }
-                Op::MatrixMulAdd(..) => under(self.subgroup, "subgroup")?,
-                Op::Convert(_) if matches!(self.kernel.ty(v), Type::Matrix(_)) => under(self.subgroup, "subgroup")?,
+                Op::Convert(_) | Op::Binary(..) if matches!(self.kernel.ty(v), Type::Matrix(_)) => {
+                    under(self.subgroup, "subgroup")?;
+                }
                 Op::If { cond, then, otherwise, results, .. } => {
                     let inner = control.max(self.level(*cond));
                     self.matrices(results, inner).map_err(at)?;
