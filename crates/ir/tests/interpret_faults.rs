@@ -154,7 +154,8 @@ fn a_barrier_of_the_subgroup_orders_its_shared_accesses_only() {
     assert_fault!(fault(header, &matrix.replace("BARRIER\n", "")), FaultKind::SharedRace { .. });
     fine(header, &matrix.replace("BARRIER", "subgroup_barrier"));
     // Global memory.
-    let global = own("store [$y + %2] align 4, 1\nsubgroup_barrier\n%3: u32 = xor %2, 4\n%4: u32 = load [$y + %3] align 4");
+    let global =
+        own("store [$y + %2] align 4, 1\nsubgroup_barrier\n%3: u32 = xor %2, 4\n%4: u32 = load [$y + %3] align 4");
     assert_fault!(fault("", &global), FaultKind::GlobalRace { .. });
     fine("", &global.replace("subgroup_barrier", "barrier"));
     let f = fault("", "%0: bool = lt lane, 2\nif %0 {\nsubgroup_barrier\n}");

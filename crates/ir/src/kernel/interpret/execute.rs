@@ -235,8 +235,8 @@ impl Machine<'_, '_> {
     fn operation(&mut self, s: &mut Subgroup, v: Value) -> Result<(), Stop> {
         let kernel = self.program.kernel;
         let op = kernel.op(v);
-        let is_matrix = matches!(kernel.ty(v), Type::Matrix(_))
-            || matches!(op, Op::MatrixStore { .. } | Op::MatrixElement(..));
+        let is_matrix =
+            matches!(kernel.ty(v), Type::Matrix(_)) || matches!(op, Op::MatrixStore { .. } | Op::MatrixElement(..));
         if is_matrix || is_of_subgroup(op) {
             let size = kernel.subgroup_size;
             if s.mask != full(size) {
@@ -279,10 +279,7 @@ impl Machine<'_, '_> {
 
 /// Does it need all lanes of the subgroup, though no matrix is in it?
 fn is_of_subgroup(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) | Op::SubgroupBarrier
-    )
+    matches!(op, Op::SubgroupReduce(..) | Op::SubgroupShuffle(..) | Op::SubgroupShuffleXor(..) | Op::SubgroupBarrier)
 }
 
 fn touches_memory(op: &Op) -> bool {

@@ -97,7 +97,8 @@ impl Machine<'_, '_> {
             MatrixMemory::Global { base, offset } => {
                 let base = self.uniform(frame, *base, "base")?;
                 let base = base.wrapping_add(self.uniform(frame, *offset, "offset")?);
-                self.global_lines(t, base, stride, unknown(self.who(frame, 0)), elements).map_err(|kind| frame.stop(0, kind))
+                self.global_lines(t, base, stride, unknown(self.who(frame, 0)), elements)
+                    .map_err(|kind| frame.stop(0, kind))
             }
             MatrixMemory::Shared { array, index } => {
                 let start = self.uniform(frame, *index, "index")?;
