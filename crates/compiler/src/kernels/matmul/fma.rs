@@ -126,7 +126,7 @@ pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilog
             let at = (i * t.each_rows + j) as usize;
             let of_sets: Vec<Val<'b>> = sums.iter().skip(at).step_by(pairs).copied().collect();
             let feature = s.first_feature + lane[0] + i * t.lanes_features;
-            end.store(b, feature, s.first_row + lane[1] + j * t.lanes_rows, &of_sets);
+            end.store(b, feature, s.lines.first + lane[1] + j * t.lanes_rows, &of_sets);
         }
     }
 }

@@ -111,7 +111,8 @@ impl Tile {
 pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>) {
     let memory = b.shared("tile", Type::U32X4, t.pieces(s.size.sets));
     let place = [b.subgroup_id() / t.subgroups[1], b.subgroup_id() % t.subgroups[1]];
-    let tile = Body { b, t, s, memory, place };
+    let mut tile = Body { b, t, s, memory, place, rows: vec![] };
+    tile.rows = tile.input_items().iter().map(|(i, _)| s.input_row(b, *i / (t.units * (UNIT / EIGHT)))).collect();
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let count = s.size.sets * t.each[0] * t.each[1];
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); count as usize];
@@ -150,6 +151,8 @@ struct Body<'a, 'b> {
     memory: u32,
     /// This subgroup's place along rows and features.
     place: [Val<'b>; 2],
+    /// Of this lane's pieces of inputs: the element offsets of their rows, which do not change from step to step.
+    rows: Vec<Val<'b>>,
 }
 
 /// What a lane has read of a step.
@@ -187,10 +190,10 @@ impl<'b> Body<'_, 'b> {
         let pieces = UNIT / EIGHT;
         let weights = self.weight_items().into_iter().map(|(i, _)| s.weights(b, i / units, step * units + i % units));
         let weights = weights.collect();
-        let inputs = self.input_items().into_iter().map(|(i, _)| {
-            let (line, unit, piece) = (i / (units * pieces), i / pieces % units, i % pieces);
+        let inputs = self.input_items().into_iter().zip(&self.rows).map(|((i, _), row)| {
+            let (unit, piece) = (i / pieces % units, i % pieces);
             let col = s.first_column(b, step * units + unit, piece.ge(2)) + piece % 2 * EIGHT;
-            s.eight_halves(b, s.input_row(b, line) + col)
+            s.eight_halves(b, *row + col)
         });
         Lines { weights, inputs: inputs.collect() }
     }
@@ -265,7 +268,7 @@ impl<'b> Body<'_, 'b> {
             for block in now.clone() {
                 let [i, j] = [block / t.each[1], block % t.each[1]];
                 let feature = self.s.first_feature + (self.place[1] * t.each[1] + j) * t.shape.n as u32;
-                let row = self.s.first_row + (self.place[0] * t.each[0] + i) * t.shape.m as u32;
+                let row = self.s.lines.first + (self.place[0] * t.each[0] + i) * t.shape.m as u32;
                 b.for_(b.lane(), b.u32(quads), t.subgroup, &[], |q, _| {
                     let of_set = |set: u32| {
                         let at = own + q + ((block - first) * sets + set) * quads;

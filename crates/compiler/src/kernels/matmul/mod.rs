@@ -18,7 +18,7 @@ use super::{dot, halve, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
-use stage::Stage;
+use stage::{Lines, Picks, Stage};
 use zinc_ir::graph::{NodeId, Op, Weight};
 use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::plan::{ActPrecision, Input};
@@ -106,8 +106,20 @@ struct Size {
     rows: u32,
     cols: u32,
     sets: u32,
+    /// So many matrices share the rows among them, one after the other: experts. 1: all rows meet the same weights.
+    groups: u32,
     /// Bytes of workgroup memory that the weights' format looks up.
     table_bytes: u32,
+}
+
+impl Size {
+    /// About how many tiles of `tile` rows there are; of each group, the last is half full on average.
+    fn row_tiles(&self, tile: u32) -> u32 {
+        match self.groups {
+            1 => self.rows.div_ceil(tile),
+            groups => (self.rows / tile + groups.div_ceil(2)).max(groups.min(self.rows)),
+        }
+    }
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
@@ -116,13 +128,14 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let weight = ctx.graph.weight_of(parts.products[0]);
     let sets = parts.products.len() as u32;
     let table_bytes = tables::small_bytes(weight.format);
-    let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets, table_bytes };
+    let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets, groups: 1, table_bytes };
     let plan = Way::choose(ctx, size).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
     let format = weight.format.name.to_lowercase();
     let name =
         format!("{}_{format}_{}x{}x{}_{}", region.template.name, size.features, size.cols, size.rows, plan.name());
     let grid = plan.grid(size);
     Ok(single(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
+        let last_row = b.u32(size.rows - 1);
         let stage = Stage {
             weight,
             size,
@@ -131,18 +144,22 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             lanes: plan.lanes(ctx),
             // Tiles of the same weights run side by side: they are read from memory once.
             first_feature: b.tile(1) * plan.features(),
-            first_row: b.tile(0) * plan.rows(),
+            first_weight: None,
             x: args.read("x", Operand::Value(parts.source.x)),
             halves: ctx.halves(parts.source.x),
-            picks: parts.source.select.then(|| args.read("outputs", Operand::Input(Input::Outputs))),
+            lines: Lines {
+                first: b.tile(0) * plan.rows(),
+                last: last_row,
+                picks: parts
+                    .source
+                    .select
+                    .then(|| Picks { numbers: args.read("outputs", Operand::Input(Input::Outputs)), per: 1 }),
+            },
             bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
         };
-        let end = Epilogue::new(args, region, &parts, size, [stage.features, stage.rows]);
+        let end = Epilogue::new(args, region, &parts, size, last_row, &plan);
         tables::fill_small(b, weight, plan.lanes(ctx));
-        match &plan {
-            Way::Fma(tile) => fma::body(b, tile, &stage, &end),
-            Way::Matrices(tile) => matrices::body(b, tile, &stage, &end),
-        }
+        plan.body(b, &stage, &end);
     }))
 }
 
@@ -177,6 +194,12 @@ impl Way {
             Way::Matrices(t) => t.subgroups() * ctx.caps.subgroup_size,
         }
     }
+    fn body<'b>(&self, b: &'b Builder, stage: &Stage<'_, 'b>, end: &Epilogue<'b>) {
+        match self {
+            Way::Fma(tile) => fma::body(b, tile, stage, end),
+            Way::Matrices(tile) => matrices::body(b, tile, stage, end),
+        }
+    }
     fn name(&self) -> String {
         let form = if matches!(self, Way::Fma(_)) { "fma" } else { "matrices" };
         format!("{form}_{}x{}", self.features(), self.rows())
@@ -199,7 +222,7 @@ struct Work {
 /// average. Staging a unit costs about 60 cycles per weight row and 8 per quad of inputs, waiting at barriers 100.
 fn cost(parallel_tiles: u32, size: Size, w: &Work) -> u64 {
     let at_once = (parallel_tiles.max(1) * 256 / w.lanes).max(1);
-    let tiles = size.features.div_ceil(w.features) * size.rows.div_ceil(w.rows);
+    let tiles = size.features.div_ceil(w.features) * size.row_tiles(w.rows);
     let staging = (size.sets * w.features * 60 + w.rows * 64) / w.lanes;
     (2 * tiles.max(at_once) + at_once) as u64 * (w.sums + staging + 100) as u64
 }
@@ -212,7 +235,8 @@ struct Epilogue<'b> {
     y: Option<Val<'b>>,
     /// The same as halves.
     halves: Option<Val<'b>>,
-    size: Size,
+    features: u32,
+    last_row: Val<'b>,
     /// Tiles may reach beyond the last feature or row.
     ragged: [bool; 2],
 }
@@ -223,7 +247,8 @@ impl<'b> Epilogue<'b> {
         region: &Region,
         parts: &matvec::Parts,
         size: Size,
-        [features, rows]: [u32; 2],
+        last_row: Val<'b>,
+        way: &Way,
     ) -> Epilogue<'b> {
         debug_assert!(parts.source.norm.is_none());
         Epilogue {
@@ -232,15 +257,16 @@ impl<'b> Epilogue<'b> {
             residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
             y: region.gives.contains(&parts.out).then(|| args.write("y", Operand::Value(parts.out))),
             halves: parts.halves.map(|node| args.write("halves", Operand::Value(node))),
-            size,
-            ragged: [!size.features.is_multiple_of(features), !size.rows.is_multiple_of(rows)],
+            features: size.features,
+            last_row,
+            ragged: [!size.features.is_multiple_of(way.features()), !size.rows.is_multiple_of(way.rows())],
         }
     }
 
     /// Finishes and stores the sums of `row` from `feature` on, one vector per weight, as far as the places exist.
     fn store(&self, b: &'b Builder, feature: Val<'b>, row: Val<'b>, sums: &[Val<'b>]) {
         let lanes = sums[0].ty().lanes();
-        if lanes > 1 && !self.size.features.is_multiple_of(lanes as u32) {
+        if lanes > 1 && !self.features.is_multiple_of(lanes as u32) {
             for lane in 0..lanes {
                 let sums: Vec<Val<'b>> = sums.iter().map(|s| s.lane(lane)).collect();
                 self.store(b, feature + lane as u32, row, &sums);
@@ -249,13 +275,13 @@ impl<'b> Epilogue<'b> {
         }
         let inside = match self.ragged {
             [false, false] => b.bool(true),
-            [true, false] => feature.lt(self.size.features),
-            [false, true] => row.lt(self.size.rows),
-            [true, true] => feature.lt(self.size.features) & row.lt(self.size.rows),
+            [true, false] => feature.lt(self.features),
+            [false, true] => row.le(self.last_row),
+            [true, true] => feature.lt(self.features) & row.le(self.last_row),
         };
         let (ty, align) = (sums[0].ty(), lanes * 4);
         b.if_(inside, || {
-            let at = row * self.size.features + feature;
+            let at = row * self.features + feature;
             let mut value = match self.activation {
                 Some(act) => matvec::activate(act, sums[0]) * sums[1],
                 None => sums[0],

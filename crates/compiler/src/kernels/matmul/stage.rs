@@ -14,6 +14,24 @@ use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
 use zinc_ir::quant::{Run, UNIT};
 
+/// The rows of a tile: of the inputs and of the output.
+pub(super) struct Lines<'b> {
+    /// Row of the output that the tile's first line makes.
+    pub(super) first: Val<'b>,
+    /// The last row that there is, of this tile or behind it. Lines beyond repeat its input and are not stored.
+    pub(super) last: Val<'b>,
+    /// Which input a row reads, where the inputs are not in the order of the rows.
+    pub(super) picks: Option<Picks<'b>>,
+}
+
+/// Row `r` reads input row `numbers[r] / per`.
+pub(super) struct Picks<'b> {
+    /// Address of U32 numbers.
+    pub(super) numbers: Val<'b>,
+    /// So many rows share an input.
+    pub(super) per: u32,
+}
+
 /// Where a tile is and what it reads.
 pub(super) struct Stage<'a, 'b> {
     /// The weight; a second one has the same format and size.
@@ -25,13 +43,13 @@ pub(super) struct Stage<'a, 'b> {
     pub(super) rows: u32,
     pub(super) lanes: u32,
     pub(super) first_feature: Val<'b>,
-    pub(super) first_row: Val<'b>,
+    /// The row of the weights that is feature 0, if not the first.
+    pub(super) first_weight: Option<Val<'b>>,
+    pub(super) lines: Lines<'b>,
     /// Address of the input rows.
     pub(super) x: Val<'b>,
     /// They are halves, not F32.
     pub(super) halves: bool,
-    /// Address of row numbers, if rows are picked.
-    pub(super) picks: Option<Val<'b>>,
     /// Addresses of the weights.
     pub(super) bases: Vec<Val<'b>>,
 }
@@ -51,6 +69,7 @@ impl<'b> Stage<'_, 'b> {
             [] => unreachable!("a product has a weight"),
         };
         let row = (self.first_feature + feature).min(b.u32(self.size.features - 1));
+        let row = self.first_weight.map_or(row, |first| first + row);
         (self.weight.format.emit_unit)(&dot::unit_at(b, self.weight, base, row, unit))
     }
 
@@ -64,9 +83,10 @@ impl<'b> Stage<'_, 'b> {
 
     /// Element offset of input line `line`. Lines beyond the last row repeat it; their sums are not stored.
     pub(super) fn input_row(&self, b: &'b Builder, line: Val<'b>) -> Val<'b> {
-        let mut row = (self.first_row + line).min(b.u32(self.size.rows - 1));
-        if let Some(picks) = self.picks {
-            row = b.load(Type::U32, picks, row * 4, 4);
+        let mut row = (self.lines.first + line).min(self.lines.last);
+        if let Some(Picks { numbers, per }) = self.lines.picks {
+            let number = b.load(Type::U32, numbers, row * 4, 4);
+            row = if per == 1 { number } else { number / per };
         }
         row * self.size.cols
     }
