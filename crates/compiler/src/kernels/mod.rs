@@ -1,8 +1,8 @@
 //! The kernel templates: one file per kernel family, one row per template.
 //!
 //! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five launches per layer.
-//! `route`, `experts` and `expert_down` are those of mixtures of experts, for any number of rows. Many rows (prompts):
-//! `matmul` tiles with the row ops around it. `rows` holds the one-op kernels that guarantee an answer for every graph.
+//! `route`, `experts` and `expert_down` are those of mixtures of experts. Many rows (prompts): `matmul` tiles with the row
+//! ops around it; those of experts need their rows sorted (`expert_order`). `rows` holds the one-op kernels that guarantee an answer for every graph.
 
 mod args;
 mod arrival;
@@ -12,6 +12,7 @@ mod dot;
 mod dot_blocks;
 mod dot_floats;
 mod expert_down;
+mod expert_order;
 mod expert_tile;
 mod experts;
 mod halve;
@@ -41,6 +42,7 @@ pub const MATVEC_ROWS: u32 = 8;
 /// All templates; the first match wins, so the order is the policy.
 pub static TEMPLATES: &[&Template] = &[
     &qkv::QKV,
+    &matmul::EXPERTS,
     &experts::GLU,
     &expert_down::DOWN,
     &route::ROUTER,

@@ -9,13 +9,13 @@
 //! [`super::experts`].
 
 use super::MATVEC_ROWS;
-use super::args::{Args, single};
+use super::args::{Args, launch, single};
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
 use super::dot_floats;
 use super::matvec::{match_prologue, source_of};
 use super::rows::{for_strided, workgroup, workgroup_sums};
 use crate::select::Finder;
-use crate::template::{Ctx, Emission, Operand, Template};
+use crate::template::{Ctx, Emission, LaunchSketch, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{NodeId, Op, Routing};
 use zinc_ir::kernel::{Builder, Type, Val};
@@ -94,14 +94,18 @@ const PROMPT_ROWS: u32 = 2;
 
 fn emit_route(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
-    let routing = ctx.graph.routing(out);
-    let lanes = ctx.caps.subgroup_size;
+    Ok(Emission { launches: vec![choice(ctx, out, Operand::Value(out))], temps: vec![], cuts: None })
+}
+
+/// The launch that chooses the experts of all rows and writes them to `y`: a subgroup for each.
+pub(super) fn choice(ctx: &Ctx<'_>, route: NodeId, y: Operand) -> LaunchSketch {
+    let (routing, lanes) = (ctx.graph.routing(route), ctx.caps.subgroup_size);
     let name = format!("route_{}_of_{}", routing.used, routing.experts);
-    Ok(single(name, lanes, lanes, [ctx.rows(out), 1, 1], |b, args| {
-        let choice = Choice::new(ctx, b, args, out);
+    launch(name, lanes, lanes, [ctx.rows(route), 1, 1], |b, args| {
+        let choice = Choice::new(ctx, b, args, route);
         choice.choose(b, b.tile(0), b.u32(routing.used));
-        choice.store(b, lanes, args.write("y", Operand::Value(out)), b.tile(0));
-    }))
+        choice.store(b, lanes, args.write("y", y), b.tile(0));
+    })
 }
 
 /// The choice of a row's experts, within a workgroup.

@@ -9,6 +9,7 @@
 //! A tile is `features × rows` of the result. Columns are always added in the same order, whatever the tile and its
 //! place: a row's result does not depend on its batch.
 
+mod experts;
 mod fma;
 mod matrices;
 mod stage;
@@ -22,6 +23,8 @@ use stage::{Lines, Picks, Stage};
 use zinc_ir::graph::{NodeId, Op, Weight};
 use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::plan::{ActPrecision, Input};
+
+pub(super) use experts::SORTED as EXPERTS;
 
 pub(super) static MATMUL: Template = Template {
     name: "matmul",
