@@ -124,13 +124,22 @@ fn route(logits: &[f64]) -> Vec<(usize, f64)> {
 /// `rows` tokens in one step, through experts in a weight format; the result is off by at most `tolerance` of the
 /// largest logit.
 pub fn mixture_of_experts(device: &mut dyn Device, format: &str, choices: Choices, rows: usize, tolerance: f64) {
-    let case = Case::new(quant::by_name(format).expect("a format"));
     let tokens: Vec<u32> = (0..rows).map(|i| (i * 7 % VOCABULARY) as u32).collect();
+    compare(device, format, choices, &tokens, tolerance);
+}
+
+/// The same with the same token again and again: all rows are those of five experts, the others have none.
+pub fn crowded_experts(device: &mut dyn Device, format: &str, choices: Choices, rows: usize, tolerance: f64) {
+    compare(device, format, choices, &vec![3; rows], tolerance);
+}
+
+fn compare(device: &mut dyn Device, format: &str, choices: Choices, tokens: &[u32], tolerance: f64) {
+    let (case, rows) = (Case::new(quant::by_name(format).expect("a format")), tokens.len());
     let what = format!("experts in {format}, {rows} rows, {choices:?}, {}", device.description());
     let mut driver = Driver::new(device, &case.graph, &case, KvType::F32, choices, 1, 64);
-    let output = driver.step(&[Chunk { sequence: 0, tokens: &tokens }], rows as u32 + 1, Tail::Logits);
+    let output = driver.step(&[Chunk { sequence: 0, tokens }], rows as u32 + 1, Tail::Logits);
     let StepOutput::Logits(got) = output else { panic!("asked for logits") };
-    let expected = case.expected(&tokens);
+    let expected = case.expected(tokens);
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
     let off = |(e, g): (&f64, &f32)| (e - *g as f64).abs();

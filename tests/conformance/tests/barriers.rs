@@ -67,6 +67,23 @@ fn a_decode_layer_with_experts_is_six_launches() {
 }
 
 #[test]
+fn experts_of_many_rows_are_five_launches() {
+    let graph = zinc_models::synthetic("qwen3-30b-a3b:q4_k_m", Some(2)).expect("a shape").0.graph;
+    let kv = Arc::new(KvLayout::new(&graph, KvType::F16, 64));
+    for (tokens, expected) in [(8, 0), (9, 5), (64, 5), (2048, 5)] {
+        let bucket = Bucket { tokens, outputs: 1, context: 2048, sequences: 1, tail: Tail::Greedy };
+        for act in [ActPrecision::F32, ActPrecision::F16] {
+            let choices = Choices { act, ..Choices::default() };
+            let plan = compile(&graph, &kv, bucket, &gpu_caps(32), &choices).expect("compiles");
+            for layer in 0..2 {
+                let of_layer = plan.launches().filter(|l| l.layer == layer && l.template == "experts_sorted");
+                assert_eq!(of_layer.count(), expected, "{tokens} tokens, {act:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_decode_layer_is_five_launches() {
     let f = Fixture::open("arch/llama");
     let kv = Arc::new(KvLayout::new(&f.graph, KvType::F16, 64));

@@ -3,7 +3,8 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, gpu_caps, greedy_equals_reference, mixture_of_experts, tails_agree,
+    chained_equals_unchained, crowded_experts, format, gpu_caps, greedy_equals_reference, mixture_of_experts,
+    tails_agree,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -78,6 +79,24 @@ fn experts_of_odd_sizes() {
         mixture_of_experts(&mut device(subgroup), format, wide.clone(), 1, 1e-4);
         mixture_of_experts(&mut device(subgroup), format, Choices { fuse: false, ..wide }, 2, 1e-4);
         mixture_of_experts(&mut device(subgroup), format, choices(ActPrecision::Q8), 3, 3e-2);
+    }
+}
+
+/// Tiles of rows sorted by expert: sparse, ragged and full ones, with multiply-adds and with matrices.
+#[test]
+fn experts_of_many_rows() {
+    for (i, format) in ["F32", "BF16", "Q8_0", "Q4_0", "Q5_1"].into_iter().enumerate() {
+        let subgroup = [64, 32, 16, 8, 4][i];
+        let halves = choices(ActPrecision::F16);
+        for rows in [10, 35] {
+            mixture_of_experts(&mut device(subgroup), format, choices(F32), rows, 5e-6);
+            mixture_of_experts(&mut device(subgroup), format, halves.clone(), rows, 1e-3);
+        }
+        crowded_experts(&mut device(subgroup), format, choices(F32), 50, 5e-6);
+        crowded_experts(&mut device(subgroup), format, halves, 19, 1e-3);
+    }
+    for (i, format) in ["Q4_K", "Q6_K", "IQ4_XS", "IQ3_S"].into_iter().enumerate() {
+        mixture_of_experts(&mut device([32, 64, 8, 16][i]), format, choices(ActPrecision::F16), 20, 1e-3);
     }
 }
 

@@ -148,3 +148,8 @@ fn decode_q4_k_with_bytes() {
 fn prompt_with_matrices_of_8() {
     check("prompt_q6_k_matrices_8.txt", &text_of(&plan("quant/Q6_K", 8, 16, ActPrecision::F16)));
 }
+
+#[test]
+fn prompt_with_experts_in_subgroups_of_32() {
+    check("prompt_qwen3moe_32.txt", &text_of(&plan("arch/qwen3moe", 32, 24, ActPrecision::F32)));
+}

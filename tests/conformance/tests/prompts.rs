@@ -49,6 +49,13 @@ fn qwen3() {
 }
 
 #[test]
+fn qwen3moe() {
+    for (subgroup, piece) in [(4, 24), (8, 9), (32, 12), (64, 24)] {
+        exact("arch/qwen3moe", subgroup, piece);
+    }
+}
+
+#[test]
 fn gemma3() {
     exact("arch/gemma3", 32, 16);
 }
@@ -64,7 +71,8 @@ fn unfused() {
 fn matrices() {
     let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
     check("arch/llama", "logits_hf", 8, 24, choices.clone(), 3.6e-2, 5e-5);
-    check("arch/gemma3", "logits_hf", 32, 24, choices, 5.1e-2, 5e-5);
+    check("arch/gemma3", "logits_hf", 32, 24, choices.clone(), 5.1e-2, 5e-5);
+    check("arch/qwen3moe", "logits_hf", 16, 24, choices, 1.9e-2, 5e-5);
 }
 
 /// Weight formats, each with another subgroup size: decoded exactly, and rounded to halves for matrices.
@@ -81,7 +89,7 @@ fn formats() {
 /// Rows of two sequences share tiles; each gets the very numbers it gets alone.
 #[test]
 fn batches_do_not_matter() {
-    for (path, subgroup) in [("arch/gemma3", 8), ("arch/qwen3", 32)] {
+    for (path, subgroup) in [("arch/gemma3", 8), ("arch/qwen3", 32), ("arch/qwen3moe", 16)] {
         let f = Fixture::open(path);
         let second: Vec<u32> = f.prompt.iter().rev().copied().collect();
         let mut device = InterpretedDevice::new(gpu_caps(subgroup), 5);

@@ -5,8 +5,8 @@ mod support;
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, persistent_equals_launches,
-    tails_agree,
+    chained_equals_unchained, crowded_experts, format, greedy_equals_reference, mixture_of_experts,
+    persistent_equals_launches, tails_agree,
 };
 use zinc_ir::device::{Caps, Device};
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -82,6 +82,16 @@ fn experts_of_odd_sizes() {
             mixture_of_experts(device, "Q4_K", choices(ActPrecision::F16), rows, 1e-3);
         }
         mixture_of_experts(device, "Q6_K", choices(ActPrecision::Q8), 2, 3e-2);
+    });
+}
+
+#[test]
+fn experts_of_many_rows() {
+    on_device(|device| {
+        mixture_of_experts(device, "Q8_0", choices(ActPrecision::F32), 60, 5e-6);
+        mixture_of_experts(device, "Q6_K", choices(ActPrecision::F16), 60, 1e-3);
+        crowded_experts(device, "Q4_K", choices(ActPrecision::F32), 60, 5e-6);
+        crowded_experts(device, "Q4_K", choices(ActPrecision::F16), 20, 1e-3);
     });
 }
 
