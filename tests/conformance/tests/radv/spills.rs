@@ -39,6 +39,7 @@ fn collect(shape: &str, caps: &Caps, kernels: &mut BTreeMap<String, Kernel>) {
         (1, ActPrecision::Q8),
         (4, ActPrecision::F32),
         (4, ActPrecision::F16),
+        (64, ActPrecision::F16),
         (512, ActPrecision::F32),
         (512, ActPrecision::F16),
     ] {
