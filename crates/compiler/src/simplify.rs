@@ -86,7 +86,7 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
     let mut to_halve = vec![false; graph.nodes().len()];
     for id in graph.ids() {
         if let Op::MatMul { x, .. } = *graph.op(id) {
-            to_halve[x.index()] |= halved(x);
+            to_halve[x.index()] |= halved(x) && !graph.is_router(id);
         }
     }
     // The quantized values so far: what they stand for, and the node; and the halves.
@@ -96,6 +96,7 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
         let mut node = node;
         if let (Op::MatMul { x: old_x, .. }, Op::MatMul { x, .. }) = (graph.op(old), &mut node.op)
             && let Some(halves) = made_halves.get(old_x)
+            && !graph.is_router(old)
         {
             *x = *halves;
         }

@@ -2,7 +2,8 @@
 //!
 //! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five launches per layer.
 //! `route`, `experts` and `expert_down` are those of mixtures of experts. Many rows (prompts): `matmul` tiles with the row
-//! ops around it; those of experts need their rows sorted (`expert_order`). `rows` holds the one-op kernels that guarantee an answer for every graph.
+//! ops around it; those of experts need their rows sorted (`expert_order`). `rows` holds the one-op kernels that guarantee
+//! an answer for every graph.
 
 mod args;
 mod arrival;

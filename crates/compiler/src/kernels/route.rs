@@ -1,7 +1,7 @@
 //! Routers of mixtures of experts: one logit per expert, and the choice of the best.
 //!
 //! ```text
-//! x ─[rms_norm]─► matmul ─► logits                         ROUTER: a workgroup per expert, all of its lanes on one row
+//! x ─[rms_norm]─► matmul ─► logits          ROUTER, up to 128 rows: a workgroup per expert, all of its lanes on one row
 //! logits ─k rounds of (largest, lowest number)─► k experts ─softmax─► weights                                    ROUTE
 //! ```
 //!
@@ -38,12 +38,19 @@ pub(super) static ROUTE: Template = Template {
     emit: emit_route,
 };
 
+/// Most rows that go this way: each reads the whole matrix, which the tiles of [`super::matmul`] share.
+const ROUTER_ROWS: u32 = 128;
+
 fn match_router(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::MatMul { x, weight } = *f.op(node) else { return None };
     // Routers are F32 in files; one in another format goes the usual way.
     let mut users = f.users(node);
     let routed = matches!((users.next(), users.next()), (Some(u), None) if matches!(f.op(u), Op::Route { .. }));
-    if !routed || f.ctx.quantized(x).is_some() || !dot::supported(f.ctx.graph.weight_of(weight)) {
+    if !routed
+        || f.ctx.rows(node) > ROUTER_ROWS
+        || f.ctx.quantized(x).is_some()
+        || !dot::supported(f.ctx.graph.weight_of(weight))
+    {
         return None;
     }
     let mut nodes = vec![node];
@@ -52,14 +59,14 @@ fn match_router(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 /// A router's matrix is small and its result is waited for: a whole workgroup multiplies one of its rows, one or a few
-/// units a lane. In prompts, where there are workgroups enough, it shares the inputs between several. Always with F32
-/// inputs: a choice that depended on the batch or the activations' precision would change a token's text for nothing.
+/// units a lane. Of several rows it shares the inputs between two. Always with F32 inputs, as tiles of many rows do: see
+/// [`zinc_ir::graph::Graph::is_router`].
 fn emit_router(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();
     let Op::MatMul { x, weight } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
     let (w, source) = (ctx.graph.weight_of(weight), source_of(ctx, region, x));
     let (sg, units, n) = (ctx.caps.subgroup_size, w.cols / UNIT, ctx.rows(out));
-    let (lanes, each) = (workgroup(ctx, units), if n > MATVEC_ROWS { PROMPT_ROWS } else { 1 });
+    let (lanes, each) = (workgroup(ctx, units), if n > MATVEC_ROWS { 2 } else { 1 });
     let name = format!("router_{}_{}x{}x{each}", w.format.name.to_lowercase(), w.rows, w.cols);
     Ok(single(name, lanes, sg, [w.rows.div_ceil(each), n, 1], |b, args| {
         let base = args.read("x", Operand::Value(source.x));
@@ -88,9 +95,6 @@ fn emit_router(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError>
         });
     }))
 }
-
-/// Rows of the matrix that a workgroup multiplies in prompts.
-const PROMPT_ROWS: u32 = 2;
 
 fn emit_route(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let out = region.last();

@@ -1,11 +1,11 @@
 //! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
 
-use super::args::{Args, single};
+use super::args::{Args, launch, single};
 use super::{dot, halve, tables};
 // Listed among the row operations, made with the other choices of tokens.
 pub(super) use super::top_k::argmax::ARGMAX;
 use crate::select::Finder;
-use crate::template::{Ctx, Emission, Operand, Template};
+use crate::template::{Ctx, Emission, LaunchSketch, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{NodeId, Op, Pairing};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
@@ -147,31 +147,42 @@ fn match_rms_norm(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 /// Quads of a group that a lane should at least have before another subgroup helps.
 const NORM_QUADS: u32 = 4;
 
-/// A tile per group of columns: a subgroup, or several for long groups.
 fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let (mut out, mut halves) = (region.last(), None);
     if let Op::Halve { x } = *ctx.graph.op(out) {
-        (out, halves) = (x, Some(out));
+        (out, halves) = (x, Some(Operand::Value(out)));
     }
-    let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(out) else {
-        return Err(ctx.unsupported(out, "pattern"));
-    };
+    let Op::RmsNorm { x, .. } = *ctx.graph.op(out) else { return Err(ctx.unsupported(out, "pattern")) };
     let source = match *ctx.graph.op(x) {
         Op::SelectRows { x: inner } if region.nodes.contains(&x) => inner,
         _ => x,
     };
-    let (sg, groups) = (ctx.caps.subgroup_size, ctx.cols(out) / group);
+    let y = region.gives.contains(&out).then_some(Operand::Value(out));
+    let launch = rms_norm(ctx, out, source, y, halves).ok_or_else(|| ctx.unsupported(out, "pattern"))?;
+    Ok(Emission { launches: vec![launch], temps: vec![], cuts: None })
+}
+
+/// The launch of the norm `node` of rows of `source`, its input or what that selects from; to F32 and to halves. A tile
+/// per group of columns: a subgroup, or several for long groups.
+pub(super) fn rms_norm(
+    ctx: &Ctx<'_>,
+    node: NodeId,
+    source: NodeId,
+    y: Option<Operand>,
+    halves: Option<Operand>,
+) -> Option<LaunchSketch> {
+    let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(node) else { return None };
+    let (sg, groups) = (ctx.caps.subgroup_size, ctx.cols(node) / group);
     let wide = if group.is_multiple_of(4) { 4 } else { 1 };
     let lanes = workgroup(ctx, (group / wide / NORM_QUADS).max(1));
     let ty = Type::Vec(Scalar::F32, wide as u8);
     let align = wide as u8 * 4;
-    let name = format!("rms_norm_{group}");
-    Ok(single(name, lanes, sg, [ctx.rows(out) * groups, 1, 1], |b, args| {
+    Some(launch(format!("rms_norm_{group}"), lanes, sg, [ctx.rows(node) * groups, 1, 1], |b, args| {
         let from = args.read("x", Operand::Value(source));
         let picks = (source != x).then(|| args.read("outputs", Operand::Input(Input::Outputs)));
         let gain = args.read("weight", Operand::Weight(weight));
-        let y = region.gives.contains(&out).then(|| args.write("y", Operand::Value(out)));
-        let halves = halves.map(|node| args.write("halves", Operand::Value(node)));
+        let y = y.map(|y| args.write("y", y));
+        let halves = halves.map(|to| args.write("halves", to));
         let row = b.tile(0) / groups;
         let picked = picks.map_or(row, |picks| b.load(Type::U32, picks, row * 4, 4));
         let start = (picked * groups + b.tile(0) % groups) * group;

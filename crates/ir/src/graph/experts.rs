@@ -26,6 +26,12 @@ impl Graph {
         Routing { experts: self.node(logits).shape.cols, used: k }
     }
 
+    /// Does `node` choose experts? Routers stay exact: a choice that depended on the activations' precision would change
+    /// a token's text for nothing.
+    pub fn is_router(&self, node: NodeId) -> bool {
+        self.nodes().iter().any(|n| matches!(n.op, Op::Route { logits, .. } if logits == node))
+    }
+
     /// The `k` best experts per row and their weights.
     pub fn route(&mut self, logits: NodeId, k: u32) -> NodeId {
         let s = self.node(logits).shape;

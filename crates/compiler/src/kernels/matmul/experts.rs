@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! logits ─► [route] ─► sort ─► tiles of one expert's rows
-//! x ─rows of a tile─► gate, up ─glu─► h [sorted rows][ffn] ─► down ─► d [sorted rows][cols] ─weighted sum─[+ residual]─► y
+//! x ─[rms_norm]─rows of a tile─► gate, up ─glu─► h [sorted rows][ffn] ─► down ─► d [sorted rows][cols]
+//! d ─weighted sums─[+ residual]─► y [tokens][cols]
 //! ```
 //!
-//! One region, five launches at most, whatever the number of experts. A launch has as many tiles as there can be; those
+//! One region, six launches at most, whatever the number of experts. A launch has as many tiles as there can be; those
 //! without rows end at once. What lies between the launches is scratch of the region.
 
 use super::stage::{Lines, Picks, Stage};
 use super::{Epilogue, Size, Way};
 use crate::kernels::args::launch;
 use crate::kernels::expert_order::{ExpertTile, Order, TILE_BYTES, places};
-use crate::kernels::{MATVEC_ROWS, experts, route, tables};
+use crate::kernels::{MATVEC_ROWS, experts, route, rows, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, LaunchSketch, Operand, Template};
 use crate::{CompileError, Region};
@@ -20,7 +21,7 @@ use zinc_ir::graph::{Activation, NodeId, Op, Routing, WeightId};
 
 pub(in crate::kernels) static SORTED: Template = Template {
     name: "experts_sorted",
-    summary: "[route] gate, up, gated unit, down and weighted sum of experts [+ residual], many rows",
+    summary: "[route] [norm] gate, up, gated unit, down and weighted sum of experts [+ residual], many rows",
     fused: true,
     matches,
     emit,
@@ -61,6 +62,9 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     if f.private(route, &nodes) {
         nodes.push(route);
     }
+    if matches!(f.op(x), Op::RmsNorm { .. }) && f.private(x, &nodes) {
+        nodes.push(x);
+    }
     Mixture::of(f.ctx, &nodes)?.plan(f.ctx).map(|_| nodes)
 }
 
@@ -68,6 +72,8 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 struct Mixture {
     /// The value that experts read.
     x: NodeId,
+    /// It is a norm that the region computes, of this value.
+    norm_of: Option<NodeId>,
     route: NodeId,
     /// The region chooses the experts.
     chooses: bool,
@@ -97,8 +103,12 @@ impl Mixture {
         let (h, down) = product(last)?;
         let Op::Glu { gate, up, act } = *ctx.graph.op(h) else { return None };
         let ((x, gate), (_, up)) = (product(gate)?, product(up)?);
+        let norm_of = match *ctx.graph.op(x) {
+            Op::RmsNorm { x: of, .. } if nodes.contains(&x) => Some(of),
+            _ => None,
+        };
         let chooses = nodes.contains(&route);
-        Some(Mixture { x, route, chooses, gate, up, activation: act, down, residual, out })
+        Some(Mixture { x, norm_of, route, chooses, gate, up, activation: act, down, residual, out })
     }
 
     fn plan(&self, ctx: &Ctx<'_>) -> Option<Plan> {
@@ -112,7 +122,7 @@ impl Mixture {
         let sizes = [size(self.gate, 2), size(self.down, 1)];
         // Offsets are U32.
         let addressable = sizes.iter().all(|s| rows as u64 * s.features as u64 * 4 <= u32::MAX as u64);
-        let ways = [Way::choose(ctx, sizes[0])?, Way::choose(ctx, sizes[1])?];
+        let ways = [Way::choose(ctx, sizes[0], false)?, Way::choose(ctx, sizes[1], false)?];
         addressable.then_some(Plan { rows, sizes, ways })
     }
 }
@@ -138,66 +148,65 @@ impl Temps {
     fn words(&mut self, rows: u32, cols: u32) -> Operand {
         self.take(rows as u64 * cols as u64 * 4)
     }
+    /// The inputs of a product.
+    fn inputs(&mut self, rows: u32, cols: u32, halves: bool) -> Rows {
+        let words = if halves { cols.div_ceil(2) } else { cols };
+        Rows { at: self.words(rows, words), halves }
+    }
+}
+
+/// Rows of F32 or of halves.
+#[derive(Clone, Copy)]
+struct Rows {
+    at: Operand,
+    halves: bool,
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
-    let unsupported = || ctx.unsupported(region.last(), "no tile fits the workgroup memory");
-    let mixture = Mixture::of(ctx, &region.nodes).ok_or_else(|| ctx.unsupported(region.last(), "pattern"))?;
-    let Plan { rows, sizes, ways } = mixture.plan(ctx).ok_or_else(unsupported)?;
+    let pattern = || ctx.unsupported(region.last(), "pattern");
+    let mixture = Mixture::of(ctx, &region.nodes).ok_or_else(pattern)?;
+    let no_tile = || ctx.unsupported(region.last(), "no tile fits the workgroup memory");
+    let Plan { rows, sizes, ways } = mixture.plan(ctx).ok_or_else(no_tile)?;
     let (routing, tokens, mut temps) = (ctx.graph.routing(mixture.route), ctx.rows(mixture.out), Temps::default());
     let mut launches = vec![];
-    let route = match mixture.chooses {
-        true => temps.words(tokens, 2 * routing.used),
-        false => Operand::Value(mixture.route),
-    };
+    let mut x = Rows { at: Operand::Value(mixture.x), halves: ctx.halves(mixture.x) };
+    if let Some(of) = mixture.norm_of {
+        x = temps.inputs(tokens, sizes[0].cols, ways[0].takes_halves());
+        let (singles, halves) = if x.halves { (None, Some(x.at)) } else { (Some(x.at), None) };
+        launches.push(rows::rms_norm(ctx, mixture.x, of, singles, halves).ok_or_else(pattern)?);
+    }
+    let mut route = Operand::Value(mixture.route);
     if mixture.chooses {
+        route = temps.words(tokens, 2 * routing.used);
         launches.push(route::choice(ctx, mixture.route, route));
     }
     let [pairs, sorted] = [(); 2].map(|()| temps.words(rows, 1));
-    // Of each product; one list where both have tiles of the same rows.
-    let mut lists: Vec<(u32, Operand)> = vec![];
-    let of_product = ways.each_ref().map(|way| {
-        let tile = way.rows();
-        let known = lists.iter().find(|l| l.0 == tile).copied();
-        let list = known.unwrap_or_else(|| {
-            let bytes = places(rows, routing.experts, tile) as u64 * TILE_BYTES as u64;
-            (tile, temps.take(bytes))
-        });
-        if known.is_none() {
-            lists.push(list);
-        }
-        list.1
-    });
-    // F32; where products' inputs become halves, `h` does too.
-    let [h, d] = sizes.map(|size| temps.words(rows, size.features));
-    let order = Order { tokens, routing, route, pairs, rows: sorted, lists };
+    let lists = lists(&ways, rows, routing, &mut temps);
+    let h = temps.inputs(rows, sizes[0].features, ways[1].takes_halves());
+    let d = Rows { at: temps.words(rows, sizes[1].features), halves: false };
+    let order = Order { tokens, routing, route, pairs, rows: sorted, lists: lists.clone() };
     launches.push(order.sort(ctx));
-    let glu = Product {
-        name: "expert_glu_tiles",
-        size: sizes[0],
-        way: &ways[0],
-        weights: &[mixture.gate, mixture.up],
-        activation: Some(mixture.activation),
-        tiles: of_product[0],
-        x: Operand::Value(mixture.x),
-        pairs: Some((pairs, routing.used)),
-        y: h,
+    let product = |which: usize, name, weights, x, y| {
+        let (size, way) = (sizes[which], &ways[which]);
+        let (activation, pairs) = match which {
+            0 => (Some(mixture.activation), Some((pairs, routing.used))),
+            _ => (None, None),
+        };
+        let tiles = lists.iter().find(|l| l.0 == way.rows()).expect("made for both").1;
+        Product { name, size, way, weights, activation, tiles, x, pairs, y }.launch(ctx)
     };
-    launches.push(glu.launch(ctx));
-    let down = Product {
-        name: "expert_down_tiles",
-        size: sizes[1],
-        way: &ways[1],
-        weights: &[mixture.down],
-        activation: None,
-        tiles: of_product[1],
-        x: h,
-        pairs: None,
-        y: d,
-    };
-    launches.push(down.launch(ctx));
-    launches.push(order.combine(ctx, d, mixture.residual, mixture.out));
+    launches.push(product(0, "expert_glu_tiles", vec![mixture.gate, mixture.up], x, h));
+    launches.push(product(1, "expert_down_tiles", vec![mixture.down], h, d));
+    launches.push(order.combine(ctx, d.at, mixture.residual, mixture.out));
     Ok(Emission { launches, temps: temps.0, cuts: None })
+}
+
+/// Lists of tiles for both products; one where their tiles have the same rows.
+fn lists(ways: &[Way; 2], rows: u32, routing: Routing, temps: &mut Temps) -> Vec<(u32, Operand)> {
+    let mut tiles: Vec<u32> = ways.iter().map(Way::rows).collect();
+    tiles.dedup();
+    let list = |tile| (tile, temps.take(places(rows, routing.experts, tile) as u64 * TILE_BYTES as u64));
+    tiles.into_iter().map(list).collect()
 }
 
 /// One launch of products.
@@ -206,15 +215,15 @@ struct Product<'p> {
     size: Size,
     way: &'p Way,
     /// One, or gate and up.
-    weights: &'p [WeightId],
+    weights: Vec<WeightId>,
     activation: Option<Activation>,
     /// The list of its tiles.
     tiles: Operand,
-    /// F32 rows: sorted, or of tokens if `pairs` says whose, with the experts of each.
-    x: Operand,
+    /// Sorted rows, or those of tokens if `pairs` says whose, with the experts of each.
+    x: Rows,
     pairs: Option<(Operand, u32)>,
-    /// F32 sorted rows.
-    y: Operand,
+    /// Sorted rows.
+    y: Rows,
 }
 
 impl Product<'_> {
@@ -224,13 +233,14 @@ impl Product<'_> {
         let format = weight.format.name.to_lowercase();
         let sizes = format!("{}of{}x{}", size.features, size.groups, size.cols);
         let name = format!("{}_{format}_{sizes}x{}_{}", self.name, size.rows, way.name());
+        // Tiles of one expert run side by side: its weights are read from memory once.
         let grid = [size.features.div_ceil(way.features()), places(size.rows, size.groups, way.rows()), 1];
         launch(name, way.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
             let tile = ExpertTile::load(b, args.read("tiles", self.tiles), b.tile(1));
-            let x = args.read("x", self.x);
+            let x = args.read("x", self.x.at);
             let picks = self.pairs.map(|(pairs, per)| Picks { numbers: args.read("pairs", pairs), per });
             let bases = self.weights.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
-            let y = args.write("y", self.y);
+            let y = args.write("y", self.y.at);
             b.if_(tile.used(), || {
                 let last = tile.end - 1;
                 let stage = Stage {
@@ -243,13 +253,15 @@ impl Product<'_> {
                     first_weight: Some(tile.expert * size.features),
                     lines: Lines { first: tile.first, last, picks },
                     x,
+                    halves: self.x.halves,
                     bases,
                 };
                 let end = Epilogue {
                     activation: self.activation,
                     bias: None,
                     residual: None,
-                    y,
+                    y: (!self.y.halves).then_some(y),
+                    halves: self.y.halves.then_some(y),
                     features: size.features,
                     last_row: last,
                     ragged: [!size.features.is_multiple_of(way.features()), true],

@@ -132,7 +132,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let sets = parts.products.len() as u32;
     let table_bytes = tables::small_bytes(weight.format);
     let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets, groups: 1, table_bytes };
-    let plan = Way::choose(ctx, size).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
+    let exact = ctx.graph.is_router(out);
+    let plan =
+        Way::choose(ctx, size, exact).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
     let format = weight.format.name.to_lowercase();
     let name =
         format!("{}_{format}_{}x{}x{}_{}", region.template.name, size.features, size.cols, size.rows, plan.name());
@@ -174,10 +176,14 @@ enum Way {
 
 impl Way {
     /// Matrices where inputs may be rounded to halves and the device has them; else the tile that fills the device.
-    fn choose(ctx: &Ctx<'_>, size: Size) -> Option<Way> {
-        let halves = ctx.choices.act != ActPrecision::F32;
+    fn choose(ctx: &Ctx<'_>, size: Size, exact: bool) -> Option<Way> {
+        let halves = ctx.choices.act != ActPrecision::F32 && !exact;
         let matrices = (halves && ctx.choices.matrices).then(|| matrices::Tile::choose(ctx.caps, size)).flatten();
         matrices.map(Way::Matrices).or_else(|| fma::Tile::choose(ctx.caps, size).map(Way::Fma))
+    }
+    /// Does it round inputs to halves?
+    fn takes_halves(&self) -> bool {
+        matches!(self, Way::Matrices(_))
     }
     fn features(&self) -> u32 {
         match self {
