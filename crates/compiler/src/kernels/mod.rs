@@ -8,6 +8,7 @@
 mod args;
 mod arrival;
 mod attention;
+mod attention_matrices;
 mod attention_tiled;
 mod dot;
 mod dot_blocks;
@@ -54,6 +55,7 @@ pub static TEMPLATES: &[&Template] = &[
     &matmul::GLU,
     &matmul::RESIDUAL,
     &matmul::MATMUL,
+    &attention_matrices::ATTENTION_MATRICES,
     &attention_tiled::ATTENTION_TILED,
     &attention::ATTENTION,
     &rows::EMBED_SCALED,
