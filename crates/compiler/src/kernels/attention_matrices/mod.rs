@@ -1,0 +1,362 @@
+//! Attention for prompts on cooperative matrices: each subgroup has 16 queries, and a tile's subgroups share K and V.
+//!
+//! ```text
+//! tile (rows, KV head), for each run of rows of one sequence, for each chunk of its tokens:
+//!     K, V chunk ─► shared   (the next chunk is on its way to registers meanwhile)
+//!     Q·Kᵀ (A, B) ─► scores ─► shared ─lanes: maxima, e^(s - max)─► p as halves ─► shared ─► A ┐
+//!     acc · keep  +  p·V ◄─────────────────────────────────────────────────────────────────────┘
+//! acc / sum ─► shared ─► y
+//! ```
+//!
+//! Which lane holds which element of a matrix is the driver's secret: scores go through shared memory that belongs to
+//! one subgroup, where lanes own rows, and what a row's accumulators are to be multiplied with comes back as a matrix
+//! with equal columns. Queries are rows × the query heads of the KV head. As in `attention_tiled`, chunks lie at fixed
+//! positions and a token that a row does not see adds exactly nothing: a row gets the same sums in any tile and batch.
+
+mod chunk;
+mod stage;
+
+use super::args::single;
+use super::attention::{Io, NONE, lowest, operands};
+use super::halve;
+use crate::select::Finder;
+use crate::template::{Ctx, Emission, Operand, Template};
+use crate::{CompileError, Region};
+use zinc_ir::device::{Caps, MatrixShape};
+use zinc_ir::graph::{AttentionSpec, NodeId, Op};
+use zinc_ir::kernel::{Builder, MatrixType, Scalar, Type, Val};
+use zinc_ir::plan::{ActPrecision, KvType, PAGE_TOKENS};
+
+pub(super) static ATTENTION_MATRICES: Template = Template {
+    name: "attention_matrices",
+    summary: "softmax(q·Kᵀ)·V over cache pages on matrices, tiles of rows; many rows",
+    fused: true,
+    matches,
+    emit,
+};
+
+// ---- the knobs --------------------------------------------------------------------------------------------------
+
+/// Tokens of a chunk, best first: what fits. A page's worth at most, so that a chunk has one page.
+const CHUNKS: [u32; 2] = [32, 16];
+/// Subgroups of a tile, best first: the first that leaves tiles for the whole device.
+const SUBGROUPS: [u32; 3] = [4, 2, 1];
+/// Of [`Caps::parallel_tiles`], how many tiles are enough for the device.
+const ENOUGH: (u32, u32) = (1, 2);
+/// Halves from one line in shared memory to the next beyond the line itself, so that lines begin in different banks.
+const PADDING: u32 = 8;
+/// Accumulators are left alone where no maximum of the subgroup has risen.
+const SKIP_RESCALING: bool = true;
+/// The next chunk is loaded into registers while this one is computed.
+const PREFETCH: bool = true;
+
+/// In wider subgroups, queries are loaded from shared memory for each chunk: known hardware then keeps elements of A and
+/// B several times, and there would not be registers enough for them.
+const WIDEST_WITH_QUERIES_IN_REGISTERS: u32 = 32;
+
+/// How a tile is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tile {
+    shape: MatrixShape,
+    subgroup: u32,
+    subgroups: u32,
+    /// Tokens.
+    chunk: u32,
+    /// Elements of a line of K, and of a line of V and of the result.
+    widths: [u32; 2],
+}
+
+impl Tile {
+    fn m(&self) -> u32 {
+        self.shape.m as u32
+    }
+    fn n(&self) -> u32 {
+        self.shape.n as u32
+    }
+    fn k(&self) -> u32 {
+        self.shape.k as u32
+    }
+    fn lanes(&self) -> u32 {
+        self.subgroups * self.subgroup
+    }
+    fn queries(&self) -> u32 {
+        self.subgroups * self.m()
+    }
+    /// Whole rows per tile when `group` heads share a KV head.
+    fn rows(&self, group: u32) -> u32 {
+        self.queries() / group
+    }
+    /// Lanes that share a query in the softmax.
+    fn lanes_per_query(&self) -> u32 {
+        (self.subgroup / self.m()).max(1)
+    }
+    /// Queries of a lane in the softmax.
+    fn queries_per_lane(&self) -> u32 {
+        (self.m() / self.subgroup).max(1)
+    }
+    /// 16-byte words from one line of K or V to the next.
+    fn line(&self, width: u32) -> u32 {
+        (width + PADDING) / 8
+    }
+    /// Quads of halves from one query's weights to the next.
+    fn weights_line(&self) -> u32 {
+        (self.chunk + PADDING) / 4
+    }
+    /// Quads from one query's scores to the next: lanes on different queries use different banks.
+    fn scores_line(&self) -> u32 {
+        self.chunk / 4 + self.lanes_per_query()
+    }
+    /// Queries stay in registers.
+    fn keeps_queries(&self) -> bool {
+        self.subgroup <= WIDEST_WITH_QUERIES_IN_REGISTERS
+    }
+    fn shared_bytes(&self) -> u32 {
+        let staged: u32 = self.widths.iter().map(|w| self.chunk * self.line(*w) * 16).sum();
+        let queries = if self.keeps_queries() { 0 } else { self.queries() * self.line(self.widths[0]) * 16 };
+        staged + queries + self.queries() * (self.scores_line() * 16 + self.weights_line() * 8 + 4)
+    }
+
+    fn fits(&self, caps: &Caps) -> bool {
+        let [m, n, k] = [self.m(), self.n(), self.k()];
+        let whole = |len: u32| len.is_multiple_of(n) && len.is_multiple_of(k);
+        self.lanes() <= caps.max_workgroup
+            && m.is_power_of_two()
+            && (k / 4).is_multiple_of(self.lanes_per_query())
+            && n.is_multiple_of(8)
+            && whole(self.chunk)
+            && self.widths.iter().all(|w| whole(*w) && w.is_multiple_of(8))
+            && self.shared_bytes() <= caps.max_shared_bytes
+    }
+
+    /// The tile for `rows` rows. Shape and chunks depend on the device and the head size only.
+    fn choose(caps: &Caps, spec: &AttentionSpec, rows: u32) -> Option<Tile> {
+        let shape = halve::shapes(caps).max_by_key(|s| s.m as u32 * s.n as u32 * s.k as u32)?;
+        let (subgroup, widths) = (caps.subgroup_size, [spec.head_dim; 2]);
+        let tile = |subgroups, chunk| Tile { shape, subgroup, subgroups, chunk, widths };
+        let group = spec.heads / spec.kv_heads;
+        let chunk = CHUNKS.into_iter().find(|&chunk| tile(SUBGROUPS[0], chunk).fits(caps));
+        let chunk = chunk.or_else(|| CHUNKS.into_iter().find(|&chunk| tile(1, chunk).fits(caps)))?;
+        let able = SUBGROUPS.map(|subgroups| tile(subgroups, chunk)).into_iter();
+        let able: Vec<Tile> = able.filter(|t| t.fits(caps) && t.rows(group) > 0).collect();
+        let fills =
+            |t: &&Tile| rows.div_ceil(t.rows(group)) * spec.kv_heads * ENOUGH.1 >= caps.parallel_tiles * ENOUGH.0;
+        able.iter().find(fills).or(able.last()).copied()
+    }
+}
+
+fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
+    let halved = halve::ending(f, node);
+    let (value, _) = halved.unwrap_or((node, node));
+    let Op::Attention { append, spec, .. } = f.op(value) else { return None };
+    let cached = matches!(f.op(*append), Op::KvAppend { .. });
+    let halves = f.ctx.choices.act != ActPrecision::F32 && f.ctx.kv.ty == KvType::F16;
+    let wanted = !f.few_rows(node) && cached && halves && f.ctx.choices.matrices;
+    let able = wanted && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
+    able.then(|| [value].into_iter().chain(halved.map(|h| h.1)).collect())
+}
+
+fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
+    // An attention, perhaps with a rounding to halves behind it.
+    let node = region.nodes[0];
+    let halved = region.nodes.iter().copied().find(|n| *n != node);
+    let (q, layer, spec) = operands(ctx, node)?;
+    let rows = ctx.rows(node);
+    let tile = Tile::choose(ctx.caps, &spec, rows).ok_or_else(|| ctx.unsupported(node, "no tile fits"))?;
+    let per_tile = tile.rows(spec.heads / spec.kv_heads);
+    let AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
+    let name = format!("attention_matrices_{heads}x{kv_heads}x{head_dim}_{}x{}", tile.queries(), tile.chunk);
+    let grid = [rows.div_ceil(per_tile), kv_heads, 1];
+    Ok(single(name, tile.lanes(), tile.subgroup, grid, |b, args| {
+        let kernel = Kernel {
+            b,
+            tile,
+            spec,
+            types: Caps::matrix_types(tile.shape),
+            rows,
+            pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
+            io: Io::read(args, q, layer),
+            out: region.gives.contains(&node).then(|| args.write("y", Operand::Value(node))),
+            out_halves: halved.map(|h| args.write("halves", Operand::Value(h))),
+            keys: b.shared("keys", Type::U32X4, tile.chunk * tile.line(tile.widths[0])),
+            values: b.shared("values", Type::U32X4, tile.chunk * tile.line(tile.widths[1])),
+            queries: (!tile.keeps_queries()).then(|| {
+                b.shared("queries", Type::Vec(Scalar::F16, 4), tile.queries() * tile.line(tile.widths[0]) * 2)
+            }),
+            scores: b.shared("scores", Type::F32X4, tile.queries() * tile.scores_line()),
+            weights: b.shared("weights", Type::Vec(Scalar::F16, 4), tile.queries() * tile.weights_line()),
+            factors: b.shared("factors", Type::F32, tile.queries()),
+        };
+        kernel.body(per_tile, grid[0]);
+    }))
+}
+
+/// One kernel: its sizes, arguments and shared arrays.
+struct Kernel<'b> {
+    b: &'b Builder,
+    tile: Tile,
+    spec: AttentionSpec,
+    /// Of A, B and accumulators.
+    types: [MatrixType; 3],
+    rows: u32,
+    pages_per_sequence: u32,
+    io: Io<'b>,
+    /// The result, as it is and as halves.
+    out: Option<Val<'b>>,
+    out_halves: Option<Val<'b>>,
+    /// Words `[token][element / 8]` of K, padded.
+    keys: u32,
+    /// The same of V.
+    values: u32,
+    /// Quads of halves `[query][element / 4]`, padded, if they are not in registers.
+    queries: Option<u32>,
+    /// Quads `[query][token / 4]`, padded; a subgroup uses the lines of its own queries. Finished sums pass through, too.
+    scores: u32,
+    /// As quads of halves, padded. The queries pass through, too.
+    weights: u32,
+    /// `[query]`: what its accumulators are to be multiplied with.
+    factors: u32,
+}
+
+/// A query of this lane, which it may share with its neighbours.
+#[derive(Clone, Copy)]
+struct Query<'b> {
+    /// Its number in the tile.
+    index: Val<'b>,
+    /// Its row of the step; in range even if the query is none.
+    row: Val<'b>,
+    /// Line of its head in q and in the result.
+    line: Val<'b>,
+    /// First and one past the last token it sees; 0, 0 if the query is none.
+    sees: [Val<'b>; 2],
+    real: Val<'b>,
+}
+
+/// Rows of the tile that belong to one sequence, one after the other.
+struct Run<'b> {
+    sequence: Val<'b>,
+    first: Val<'b>,
+    end: Val<'b>,
+    /// Lowest and one past the highest token that any of its rows sees.
+    sees: [Val<'b>; 2],
+}
+
+/// What a loop over chunks carries.
+#[derive(Clone)]
+struct State<'b> {
+    /// Σ p·V, a matrix per `n` elements.
+    acc: Vec<Val<'b>>,
+    /// Per query of the lane.
+    maxima: Vec<Val<'b>>,
+    /// Σ p over this lane's part of the tokens.
+    sums: Vec<Val<'b>>,
+}
+
+impl<'b> State<'b> {
+    fn flat(&self) -> Vec<Val<'b>> {
+        [&self.acc[..], &self.maxima, &self.sums].concat()
+    }
+    fn like(&self, flat: &[Val<'b>]) -> State<'b> {
+        let (acc, rest) = flat.split_at(self.acc.len());
+        let (maxima, sums) = rest.split_at(self.maxima.len());
+        State { acc: acc.to_vec(), maxima: maxima.to_vec(), sums: sums.to_vec() }
+    }
+}
+
+impl<'b> Kernel<'b> {
+    /// This lane among those that share its queries.
+    fn part(&self) -> Val<'b> {
+        self.b.lane() % self.tile.lanes_per_query()
+    }
+    /// First query of the subgroup.
+    fn own(&self) -> Val<'b> {
+        self.b.subgroup_id() * self.tile.m()
+    }
+
+    fn body(&self, per_tile: u32, tiles: u32) {
+        let (b, t) = (self.b, &self.tile);
+        // The last rows see most: they start first.
+        let first_row = (b.u32(tiles - 1) - b.tile(0)) * per_tile;
+        let end_row = (first_row + per_tile).min(b.u32(self.rows));
+        let queries: Vec<Query<'b>> = (0..t.queries_per_lane()).map(|i| self.query(i, first_row, per_tile)).collect();
+        let q = self.load_queries(&queries);
+        let zero = b.matrix_splat(self.types[2], b.f32(0.0));
+        let state = State {
+            acc: vec![zero; (t.widths[1] / t.n()) as usize],
+            maxima: vec![b.f32(NONE); queries.len()],
+            sums: vec![b.f32(0.0); queries.len()],
+        };
+        let end = b.for_(first_row, end_row, 1, &state.flat(), |row, flat| {
+            let sequence = self.word(self.io.sequence, row);
+            let before = self.word(self.io.sequence, row.max(b.u32(1)) - 1);
+            let starts = row.eq(first_row) | before.ne(sequence);
+            let run = || self.run(&q, &queries, &self.run_at(sequence, row, end_row), &state.like(flat)).flat();
+            b.if_else(starts, run, || flat.to_vec())
+        });
+        self.store(&queries, &state.like(&end));
+    }
+
+    /// An element of an array of U32 that nothing writes.
+    fn word(&self, base: Val<'b>, index: Val<'b>) -> Val<'b> {
+        self.b.load_at(Type::U32, base, index * 4, 0, 4, true)
+    }
+
+    /// Query number `i` of this lane.
+    fn query(&self, i: u32, first_row: Val<'b>, per_tile: u32) -> Query<'b> {
+        let (b, t) = (self.b, &self.tile);
+        let group = self.spec.heads / self.spec.kv_heads;
+        let index = self.own() + b.lane() / t.lanes_per_query() + i * t.subgroup;
+        let local = index / group;
+        let row = first_row + local;
+        let real = local.lt(per_tile) & row.lt(self.rows);
+        let row = row.min(b.u32(self.rows - 1));
+        let head = b.tile(1) * group + index % group;
+        let visible = self.word(self.io.visible, row);
+        let sees = [lowest(b, &self.spec, visible), visible].map(|t| real.select(t, b.u32(0)));
+        Query { index, row, line: row * self.spec.heads + head, sees, real }
+    }
+
+    /// How far the run that starts at `row` reaches, and what its rows see.
+    fn run_at(&self, sequence: Val<'b>, row: Val<'b>, end_row: Val<'b>) -> Run<'b> {
+        let b = self.b;
+        let none = [b.u32(u32::MAX), b.u32(0), row, b.u32(1)];
+        // A run ends at the first row of another sequence; `open` is 1 until then.
+        let found = b.for_(row, end_row, 1, &none, |r, c| {
+            let open = self.word(self.io.sequence, r).eq(sequence).select(c[3], b.u32(0));
+            let member = open.eq(1);
+            let visible = self.word(self.io.visible, r);
+            // Padding sees nothing.
+            let lowest = visible.eq(0).select(b.u32(u32::MAX), lowest(b, &self.spec, visible));
+            let next = [c[0].min(lowest), c[1].max(visible), r + 1];
+            let mut out: Vec<Val<'b>> = next.iter().zip(c).map(|(n, c)| member.select(*n, *c)).collect();
+            out.push(open);
+            out
+        });
+        Run { sequence, first: row, end: found[2], sees: [found[0], found[1]] }
+    }
+
+    /// All chunks of a run, for all queries; those of other runs are left as they are.
+    fn run(&self, q: &[Val<'b>], queries: &[Query<'b>], run: &Run<'b>, state: &State<'b>) -> State<'b> {
+        let (b, chunk) = (self.b, self.tile.chunk);
+        let member = |q: &Query<'b>| q.row.ge(run.first) & q.row.lt(run.end);
+        let queries: Vec<Query<'b>> =
+            queries.iter().map(|q| Query { sees: q.sees.map(|t| member(q).select(t, b.u32(0))), ..*q }).collect();
+        let all = |i: usize, f: fn(Val<'b>, Val<'b>) -> Val<'b>| {
+            queries.iter().map(|q| q.sees[i]).reduce(f).expect("a query")
+        };
+        // Every query of the subgroup sees these tokens.
+        let common = [all(0, Val::max).subgroup_max(), all(1, Val::min).subgroup_min()];
+        let start = run.sees[0] / chunk * chunk;
+        let flat = state.flat();
+        let ahead = if PREFETCH { self.fetch(run, start) } else { vec![] };
+        let end = b.for_(start, run.sees[1], chunk, &[&flat[..], &ahead].concat(), |first, carried| {
+            let (flat, ahead) = carried.split_at(flat.len());
+            b.barrier();
+            self.stage(&if PREFETCH { ahead.to_vec() } else { self.fetch(run, first) });
+            b.barrier();
+            let ahead = if PREFETCH { self.fetch(run, first + chunk) } else { vec![] };
+            let state = self.chunk(q, &queries, common, first, &state.like(flat));
+            [&state.flat()[..], &ahead].concat()
+        });
+        state.like(&end[..flat.len()])
+    }
+}
