@@ -130,6 +130,21 @@ pub struct Ran {
     pub parts: Vec<(u32, u32)>,
 }
 
+/// How busy an engine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences that take part in steps.
+    pub running: usize,
+    /// Sequences that wait for room.
+    pub waiting: usize,
+    /// Pages of the KV pool that running sequences hold.
+    pub pages_used: usize,
+    /// Pages that are kept for later prompts, and given up when there is need.
+    pub pages_kept: usize,
+    /// All pages.
+    pub pages: usize,
+}
+
 /// Runs sequences of one model on one device.
 pub struct Engine {
     device: Box<dyn Device>,
@@ -246,6 +261,13 @@ impl Engine {
         (self.pool.free(), self.pool.pages())
     }
 
+    /// How busy it is. Looks at every page kept for later prompts: not for every step.
+    pub fn load(&self) -> Load {
+        let (running, waiting) = self.scheduler.sequences();
+        let (kept, pages) = (self.scheduler.kept_pages(&self.pool), self.pool.pages());
+        Load { running, waiting, pages_used: pages - self.pool.free() - kept, pages_kept: kept, pages }
+    }
+
     /// How often a sequence had to be run again because the KV pool was full.
     pub fn preemptions(&self) -> u64 {
         self.scheduler.preemptions()
@@ -279,6 +301,7 @@ impl Engine {
             limit_reason,
             next_logits: request.logits_from.map(|p| p as usize),
             split: request.split.map(|p| p as usize),
+            started: false,
         });
         Ok(id)
     }

@@ -20,7 +20,7 @@ mod scheduler;
 mod sequence;
 
 pub use bucket::context_bucket;
-pub use engine::{Engine, EngineError, Options, Program, Ran};
+pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
 pub use random::Random;
 pub use sampler::{Sampling, SamplingError, argmax};
 pub use sequence::{Event, Finish, Request, SequenceId};

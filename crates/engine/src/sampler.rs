@@ -1,7 +1,7 @@
 //! The sampler: one row of logits becomes one token.
 //!
 //! ```text
-//! logits ─penalties─top-k─typical─top-p─min-p─temperature─► draw
+//! logits ─bias─penalties─top-k─typical─top-p─min-p─temperature─► draw
 //! ```
 //!
 //! The order and the meaning of each number are llama.cpp's, so that its users' settings carry over. Temperature 0 is
@@ -12,6 +12,7 @@
 
 use crate::random::Random;
 use std::collections::HashMap;
+use std::sync::Arc;
 use zinc_ir::sample::{self, Draw};
 
 /// Settings of one sequence; `Default` is greedy without penalties.
@@ -35,6 +36,8 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// How many of the last tokens, prompt included, count as recent; -1: all.
     pub repeat_last_n: i32,
+    /// Added to the logits of these tokens before anything else looks at them.
+    pub bias: Arc<[(u32, f32)]>,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -51,6 +54,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             repeat_last_n: 64,
+            bias: Arc::from([]),
             seed: 0,
         }
     }
@@ -71,18 +75,24 @@ pub struct SamplingError {
 impl Sampling {
     /// Is the sampled token the plain maximum of the logits?
     pub fn is_argmax(&self) -> bool {
-        self.temperature <= 0.0 && !self.penalizes()
+        self.temperature <= 0.0 && !self.reorders()
     }
 
-    /// How many of the best logits are all this setting looks at, if they are few and penalties do not reorder them.
+    /// How many of the best logits are all this setting looks at, if they are few and neither penalties nor a bias reorder
+    /// them.
     pub fn candidates(&self) -> Option<u32> {
         let few = (1..=MOST_CANDIDATES).contains(&self.top_k);
-        (few && self.temperature > 0.0 && !self.penalizes()).then_some(self.top_k)
+        (few && self.temperature > 0.0 && !self.reorders()).then_some(self.top_k)
     }
 
     /// As [`Sampling::candidates`], if the device can draw one of them too.
     pub fn drawn_candidates(&self) -> Option<u32> {
         self.candidates().filter(|_| self.typical_p >= 1.0)
+    }
+
+    /// Does the order of the logits change before they are looked at?
+    fn reorders(&self) -> bool {
+        self.penalizes() || !self.bias.is_empty()
     }
 
     fn penalizes(&self) -> bool {
@@ -93,7 +103,9 @@ impl Sampling {
     /// Rejects numbers without a meaning.
     pub fn check(&self) -> Result<(), SamplingError> {
         let finite = |x: f32| x.is_finite();
-        let rows: [(&'static str, f32, bool, &'static str); 7] = [
+        let bias = self.bias.iter().map(|b| b.1).find(|b| !finite(*b));
+        let rows: [(&'static str, f32, bool, &'static str); 8] = [
+            ("logit bias", bias.unwrap_or(0.0), bias.is_none(), "a number"),
             ("temperature", self.temperature, finite(self.temperature), "a number"),
             ("top-p", self.top_p, (0.0..=1.0).contains(&self.top_p), "between 0 and 1"),
             ("min-p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1"),
@@ -176,10 +188,10 @@ impl Sampler {
         if s.is_argmax() {
             return argmax(logits);
         }
-        let penalized;
-        let logits = if s.penalizes() {
-            penalized = penalize(logits, history, s);
-            &penalized
+        let reordered;
+        let logits = if s.reorders() {
+            reordered = reorder(logits, history, s);
+            &reordered
         } else {
             logits
         };
@@ -233,19 +245,31 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     best.map(|b| b.0)
 }
 
-fn penalize(logits: &[f32], history: &[u32], s: &Sampling) -> Vec<f32> {
+/// The logits with bias and penalties.
+fn reorder(logits: &[f32], history: &[u32], s: &Sampling) -> Vec<f32> {
+    let mut logits = logits.to_vec();
+    for (token, bias) in s.bias.iter() {
+        if let Some(x) = logits.get_mut(*token as usize) {
+            *x += bias;
+        }
+    }
+    if s.penalizes() {
+        penalize(&mut logits, history, s);
+    }
+    logits
+}
+
+fn penalize(logits: &mut [f32], history: &[u32], s: &Sampling) {
     let n = if s.repeat_last_n < 0 { history.len() } else { history.len().min(s.repeat_last_n as usize) };
     let mut counts: HashMap<u32, u32> = HashMap::new();
     for token in &history[history.len() - n..] {
         *counts.entry(*token).or_default() += 1;
     }
-    let mut logits = logits.to_vec();
     for (token, count) in counts {
         let Some(x) = logits.get_mut(token as usize) else { continue };
         *x = if *x <= 0.0 { *x * s.repeat_penalty } else { *x / s.repeat_penalty };
         *x -= count as f32 * s.frequency_penalty + s.presence_penalty;
     }
-    logits
 }
 
 /// The `k` best candidates (all for 0), best first, lower ids first among equals; without NaN.

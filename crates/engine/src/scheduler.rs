@@ -91,6 +91,8 @@ pub(crate) struct Scheduler {
     running: Vec<Sequence>,
     prefixes: PrefixCache,
     preemptions: u64,
+    /// Sequences that were admitted, not yet told.
+    started: Vec<Event>,
     /// Rows of each running sequence in the batch being built.
     rows: Vec<usize>,
 }
@@ -104,6 +106,7 @@ impl Scheduler {
             running: vec![],
             prefixes: PrefixCache::default(),
             preemptions: 0,
+            started: vec![],
             rows: vec![],
         }
     }
@@ -123,8 +126,19 @@ impl Scheduler {
         self.preemptions
     }
 
+    /// Sequences that run, and that wait.
+    pub(crate) fn sequences(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// Pages that are only kept for later prompts.
+    pub(crate) fn kept_pages(&self, pool: &KvPool) -> usize {
+        self.prefixes.evictable(pool)
+    }
+
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
     pub(crate) fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
+        self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if *sequence == id));
         self.waiting.retain(|s| s.id != id);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let sequence = self.running.remove(i);
@@ -186,6 +200,10 @@ impl Scheduler {
             }
             if let Some(mut sequence) = self.waiting.pop_front() {
                 sequence.reserve();
+                if !sequence.started {
+                    sequence.started = true;
+                    self.started.push(Event::Started { sequence: sequence.id, cached: sequence.cached as u32 });
+                }
                 self.running.push(sequence);
             }
         }
@@ -287,6 +305,7 @@ impl Scheduler {
         pool: &mut KvPool,
         events: &mut Vec<Event>,
     ) {
+        events.append(&mut self.started);
         for (index, part) in batch.parts.iter().enumerate() {
             let Some(i) = self.running.iter().position(|s| s.id == part.id) else { continue };
             let sequence = &mut self.running[i];

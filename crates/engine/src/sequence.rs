@@ -39,6 +39,13 @@ pub struct Request {
 /// What a step did for a sequence.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
+    /// The sequence runs now; comes once, before its first token.
+    Started {
+        /// Which sequence.
+        sequence: SequenceId,
+        /// Leading tokens of its prompt whose K and V are kept from earlier sequences.
+        cached: u32,
+    },
     /// The next token (never an end token).
     Token {
         /// Of which sequence.
@@ -105,6 +112,8 @@ pub(crate) struct Sequence {
     pub(crate) next_logits: Option<usize>,
     /// No step has tokens from both sides of this position.
     pub(crate) split: Option<usize>,
+    /// It has been admitted at least once.
+    pub(crate) started: bool,
 }
 
 impl Sequence {

@@ -220,6 +220,7 @@ struct Outcome {
 fn record(outcomes: &mut HashMap<SequenceId, Outcome>, events: Vec<Event>) {
     for event in events {
         match event {
+            Event::Started { .. } => {}
             Event::Token { sequence, token } => outcomes.entry(sequence).or_default().tokens.push(token),
             Event::Logits { sequence, position, logits } => {
                 outcomes.entry(sequence).or_default().logits.push((position, logits))

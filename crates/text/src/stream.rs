@@ -5,6 +5,7 @@
 //! ```
 
 use std::borrow::Cow;
+use std::ops::Deref;
 
 use crate::decode::without_prefix;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -19,9 +20,9 @@ pub enum TextStart {
 }
 
 /// Decodes tokens as they come. All pieces and the end together are what
-/// [`Tokenizer::decode`] gives for all ids at once.
-pub struct StreamDecoder<'t> {
-    tokenizer: &'t Tokenizer,
+/// [`Tokenizer::decode`] gives for all ids at once. The tokenizer is borrowed or shared (`&Tokenizer`, `Arc<Tokenizer>`).
+pub struct StreamDecoder<T: Deref<Target = Tokenizer>> {
+    tokenizer: T,
     show_special: bool,
     /// Nothing was decoded yet, and the first space goes away.
     at_start: bool,
@@ -29,9 +30,9 @@ pub struct StreamDecoder<'t> {
     held: Vec<u8>,
 }
 
-impl<'t> StreamDecoder<'t> {
+impl<T: Deref<Target = Tokenizer>> StreamDecoder<T> {
     /// Starts a text; with `show_special`, control tokens are spelled out.
-    pub fn new(tokenizer: &'t Tokenizer, start: TextStart, show_special: bool) -> Self {
+    pub fn new(tokenizer: T, start: TextStart, show_special: bool) -> Self {
         let at_start = start == TextStart::Beginning && tokenizer.add_space_prefix;
         StreamDecoder { tokenizer, show_special, at_start, held: Vec::new() }
     }
@@ -79,7 +80,7 @@ impl<'t> StreamDecoder<'t> {
     }
 }
 
-impl std::fmt::Debug for StreamDecoder<'_> {
+impl<T: Deref<Target = Tokenizer>> std::fmt::Debug for StreamDecoder<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StreamDecoder").field("held", &self.held).finish_non_exhaustive()
     }

@@ -4,6 +4,7 @@ use crate::commands;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use zinc_engine::Sampling;
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -225,6 +226,7 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             repeat_last_n: self.repeat_last_n,
+            bias: Arc::from([]),
             seed: if self.seed < 0 { fresh() } else { self.seed as u64 },
         }
     }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zinc_engine::{Engine, Event, Finish, Request, Sampling};
-use zinc_text::{StopMatcher, StreamDecoder, TextStart};
+use zinc_text::{StopMatcher, StreamDecoder, TextStart, Tokenizer};
 
 /// How to generate.
 #[derive(Clone, Debug)]
@@ -149,7 +149,7 @@ pub(crate) fn print_speed(session: &Session, timing: &Timing) {
 
 /// Decodes tokens to text, watching for stop strings.
 struct Reader<'a> {
-    decoder: StreamDecoder<'a>,
+    decoder: StreamDecoder<&'a Tokenizer>,
     matcher: StopMatcher,
     stops: &'a [String],
     text: String,
@@ -233,7 +233,7 @@ fn read_on(
                     end = end.or(reader.take(&piece, show)?.map(End::Stop));
                 }
                 Event::Finished { reason, .. } => end = end.or(Some(ended(reason)?)),
-                Event::Logits { .. } => {}
+                Event::Started { .. } | Event::Logits { .. } => {}
             }
         }
         if interrupt.take() {

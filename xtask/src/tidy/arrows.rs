@@ -19,7 +19,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("engine", &["compiler", "ir"]),
     ("predict", &["ir"]),
     ("tuner", &["compiler", "ir"]),
-    ("zinc", &["engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
+    ("serve", &["engine", "text", "ir"]),
+    ("zinc", &["serve", "engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
 ];
 
 /// A crate from outside and the only crates of ours that may depend on it.

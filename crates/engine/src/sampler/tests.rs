@@ -77,12 +77,12 @@ fn penalties_follow_their_formulas() {
         ..Default::default()
     };
     // Token 0 is too old to count; token 1 occurs twice, token 2 once.
-    let got = penalize(&[1.0, 4.0, -1.0, 0.5], &[0, 1, 2, 1], &s);
+    let got = reorder(&[1.0, 4.0, -1.0, 0.5], &[0, 1, 2, 1], &s);
     assert_eq!(got, [1.0, 4.0 / 2.0 - 1.25, -2.0 - 0.75, 0.5]);
     let none = Sampling { repeat_last_n: 0, ..s.clone() };
     assert!(none.is_argmax(), "a window of nothing penalizes nothing");
     let all = Sampling { repeat_last_n: -1, ..s };
-    assert_eq!(penalize(&[1.0, 0.0], &[0, 1, 1, 1, 1], &all)[0], 0.5 - 0.75);
+    assert_eq!(reorder(&[1.0, 0.0], &[0, 1, 1, 1, 1], &all)[0], 0.5 - 0.75);
 }
 
 #[test]

@@ -1,0 +1,261 @@
+//! A request's answers as they come: tokens become text, stop strings end it.
+//!
+//! ```text
+//! runner ─Update─► StreamDecoder ─► StopMatcher ─► Delta ─► a wire format
+//! ```
+//!
+//! Dropping an [`Answer`] cancels what is still to come of it.
+
+use crate::error::ApiError;
+use crate::generation::{Generation, Reason, Usage};
+use crate::metrics::Outcome;
+use crate::model::Model;
+use crate::runner::{Command, Failure, RequestNumber, Update, What};
+use crate::score::Scored;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::Receiver;
+use zinc_engine::Finish;
+use zinc_text::{StopMatcher, StreamDecoder, TextStart, Tokenizer};
+
+/// A piece of a choice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Delta {
+    pub(crate) choice: usize,
+    /// May be empty: tokens can be half a character, or the beginning of a stop string.
+    pub(crate) text: String,
+    /// Log-probabilities of the tokens that came, if asked for.
+    pub(crate) scores: Vec<Scored>,
+    /// The text is the prompt, whose log-probabilities these are, from its second token on.
+    pub(crate) prompt: Option<Vec<Scored>>,
+    /// The choice ends here.
+    pub(crate) end: Option<Reason>,
+}
+
+/// One choice on its way.
+struct Choice {
+    decoder: StreamDecoder<Arc<Tokenizer>>,
+    matcher: StopMatcher,
+    ended: bool,
+}
+
+/// What a request gives.
+pub(crate) struct Answer {
+    number: RequestNumber,
+    updates: Receiver<Update>,
+    commands: mpsc::Sender<Command>,
+    choices: Vec<Choice>,
+    open: usize,
+    echo: Option<Vec<String>>,
+    n: usize,
+    scored: bool,
+    prompts: Vec<Arc<[u32]>>,
+    usage: Usage,
+    ready: VecDeque<Result<Delta, ApiError>>,
+    arrived: Instant,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    outcome: Outcome,
+    /// The HTTP request it belongs to, for the log.
+    span: tracing::Span,
+    /// Its place in the queue, for as long as it lives.
+    _room: OwnedSemaphorePermit,
+}
+
+/// What an answer is made of besides the generation.
+pub(crate) struct Line {
+    pub(crate) number: RequestNumber,
+    pub(crate) updates: Receiver<Update>,
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) arrived: Instant,
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
+impl Answer {
+    pub(crate) fn new(
+        model: &Model,
+        generation: &Generation,
+        start: TextStart,
+        line: Line,
+    ) -> Result<Answer, ApiError> {
+        let stops = StopMatcher::new(generation.stops.clone())
+            .map_err(|error| ApiError::parameter("stop", error.to_string()))?;
+        let choice = |_| Choice {
+            decoder: StreamDecoder::new(model.tokenizer.clone(), start, false),
+            matcher: stops.clone(),
+            ended: false,
+        };
+        let choices: Vec<Choice> = (0..generation.choices()).map(choice).collect();
+        let prompt = generation.prompts.iter().map(|p| p.len() as u64).sum();
+        let Line { number, updates, commands, arrived, room } = line;
+        Ok(Answer {
+            number,
+            updates,
+            commands,
+            open: choices.len(),
+            choices,
+            echo: generation.echo.clone(),
+            n: generation.n,
+            scored: generation.logprobs.is_some(),
+            prompts: generation.prompts.clone(),
+            usage: Usage { prompt, ..Usage::default() },
+            ready: VecDeque::new(),
+            arrived,
+            started: None,
+            first: None,
+            outcome: Outcome::Abort,
+            span: tracing::Span::current(),
+            _room: room,
+        })
+    }
+
+    /// Tokens so far.
+    pub(crate) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The next piece; `None` when all choices have ended.
+    pub(crate) async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`Answer::next`].
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        loop {
+            if let Some(delta) = self.ready.pop_front() {
+                return Poll::Ready(Some(delta));
+            }
+            if self.open == 0 {
+                return Poll::Ready(None);
+            }
+            match self.updates.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(update)) => self.take(update),
+                // The runner drops a sender only after it has said how the choice ended, unless its thread has died.
+                Poll::Ready(None) => self.fail(ApiError::internal("the engine's thread has ended")),
+            }
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) {
+        self.open = 0;
+        self.outcome = Outcome::Error;
+        self.ready.push_back(Err(error));
+    }
+
+    fn take(&mut self, update: Update) {
+        let Update { choice, what } = update;
+        if self.choices.get(choice).is_none_or(|c| c.ended) {
+            return;
+        }
+        match what {
+            What::Started { cached } => {
+                self.started.get_or_insert_with(Instant::now);
+                // A prompt counts once, however many answers it has.
+                if choice.is_multiple_of(self.n) {
+                    self.usage.cached += cached as u64;
+                }
+                let alone = self.prompts.get(choice / self.n).is_some_and(|p| p.len() == 1);
+                if !self.scored || alone {
+                    self.echo(choice, vec![]);
+                }
+            }
+            What::Prompt(scores) => self.echo(choice, scores),
+            What::Token(token) => self.token(choice, token, vec![]),
+            What::Scored(scored) => self.token(choice, scored.token, vec![scored]),
+            What::Finished(finish) => self.finished(choice, finish),
+            What::Failed(failure) => self.fail(api_error(failure)),
+        }
+    }
+
+    /// The prompt as a piece of the answer, if that was asked for.
+    fn echo(&mut self, choice: usize, scores: Vec<Scored>) {
+        if let Some(text) = self.echo.as_ref().and_then(|texts| texts.get(choice / self.n)) {
+            let delta = Delta { choice, text: text.clone(), prompt: Some(scores), ..Delta::default() };
+            self.ready.push_back(Ok(delta));
+        }
+    }
+
+    fn token(&mut self, choice: usize, token: u32, scores: Vec<Scored>) {
+        self.first.get_or_insert_with(Instant::now);
+        self.usage.completion += 1;
+        let this = &mut self.choices[choice];
+        match this.decoder.push(token) {
+            Ok(piece) => {
+                let stopped = this.matcher.push(&piece);
+                let end = stopped.stop.map(|_| Reason::Stop);
+                if end.is_some() {
+                    // One that has ended by itself meanwhile is nothing to the runner.
+                    self.commands.send(Command::Stop { number: self.number, choice }).ok();
+                    self.end(choice);
+                }
+                if !stopped.text.is_empty() || !scores.is_empty() || end.is_some() {
+                    self.ready.push_back(Ok(Delta { choice, text: stopped.text, scores, prompt: None, end }));
+                }
+            }
+            Err(error) => self.fail(ApiError::internal(error.to_string())),
+        }
+    }
+
+    fn finished(&mut self, choice: usize, finish: Finish) {
+        let this = &mut self.choices[choice];
+        let stopped = this.matcher.push(&this.decoder.finish());
+        let text = stopped.text + &this.matcher.finish();
+        let reason = match (stopped.stop, finish) {
+            (Some(_), _) | (None, Finish::EndToken(_)) => Reason::Stop,
+            (None, Finish::Length | Finish::ContextFull { .. }) => Reason::Length,
+            (None, Finish::NoNumbers) => {
+                let message = "the model gave no numbers as logits; its file may be damaged, or the device at fault";
+                return self.fail(ApiError::internal(message));
+            }
+        };
+        self.end(choice);
+        self.ready.push_back(Ok(Delta { choice, text, end: Some(reason), ..Delta::default() }));
+    }
+
+    fn end(&mut self, choice: usize) {
+        self.choices[choice].ended = true;
+        self.open -= 1;
+        if self.open == 0 {
+            self.outcome = Outcome::Stop;
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let since = |then: Option<Instant>| then.map(|t| (t - self.arrived).as_millis() as u64);
+        tracing::info!(
+            parent: &self.span,
+            number = self.number,
+            prompt_tokens = self.usage.prompt,
+            cached_tokens = self.usage.cached,
+            completion_tokens = self.usage.completion,
+            choices = self.choices.len(),
+            queue_ms = since(self.started),
+            first_token_ms = since(self.first),
+            total_ms = self.arrived.elapsed().as_millis() as u64,
+            end = match self.outcome {
+                Outcome::Abort => "abandoned",
+                Outcome::Error => "error",
+                Outcome::Stop | Outcome::Length => "done",
+            },
+            "answer"
+        );
+    }
+}
+
+fn api_error(failure: Failure) -> ApiError {
+    match failure {
+        Failure::Context { needed, prompt, predict, available } => {
+            ApiError::context(needed, prompt, predict, available)
+        }
+        Failure::Invalid(message) => ApiError::invalid(message),
+        Failure::Engine(message) => ApiError::internal(message),
+        Failure::Ending => ApiError::unavailable("the server is shutting down"),
+    }
+}

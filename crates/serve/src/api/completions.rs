@@ -1,0 +1,229 @@
+//! OpenAI's `/v1/completions`.
+
+use super::logprobs::Lists;
+use super::{Reply, aside, parameters};
+use crate::answer::{Answer, Delta};
+use crate::app::App;
+use crate::error::{ApiError, json_response};
+use crate::fields::Fields;
+use crate::generation::{Generation, Reason, Usage};
+use crate::model::{Model, unix_seconds};
+use crate::sse::{self, Wire, event};
+use axum::extract::{Request, State};
+use parameters::Streaming;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use zinc_text::TextStart;
+
+/// Tokens of an answer where none are asked for: OpenAI's own limit.
+const USUAL: u32 = 16;
+
+/// Most prompts of a request.
+const PROMPTS: usize = 256;
+
+/// A prompt: text, or token ids.
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// A request, read.
+struct Asked {
+    /// Under which name the model was asked for.
+    name: String,
+    streaming: Streaming,
+    prompts: Vec<Prompt>,
+    echo: bool,
+    /// All but its prompts.
+    generation: Generation,
+}
+
+/// What all parts of a response say, and how far each choice's text has come.
+struct Head {
+    model: Arc<Model>,
+    id: String,
+    created: u64,
+    name: String,
+    /// First tokens of the prompts, where they are a part of the answers.
+    first: Vec<u32>,
+    n: usize,
+    scored: bool,
+    /// Characters of each choice so far.
+    offsets: Vec<usize>,
+}
+
+pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
+    let model = app.model()?;
+    let Asked { name, streaming, prompts, echo, mut generation } = read(super::fields(&app, request).await?, &model)?;
+    let encoder = model.clone();
+    let (ids, texts) = aside(move || encode(&encoder, prompts)).await?;
+    let first = ids.iter().filter(|_| echo).filter_map(|p| p.first().copied()).collect();
+    generation.prompts = ids;
+    generation.echo = echo.then_some(texts);
+    let (choices, n, scored) = (generation.choices(), generation.n, generation.logprobs.is_some());
+    let answer = app.generate(&model, generation, TextStart::Continuation)?;
+    let id = format!("cmpl-{:016x}", parameters::fresh());
+    let head = Head { model, id, created: unix_seconds(), name, first, n, scored, offsets: vec![0; choices] };
+    match streaming.on {
+        true => Ok(sse::respond(answer, Chunks { head, usage: streaming.usage })),
+        false => whole(head, answer, choices).await,
+    }
+}
+
+/// Reads the parameters.
+fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
+    let name = model.answers_to(fields.take("model")?)?;
+    let prompts = prompts(&mut fields)?;
+    let echo = fields.take("echo")?.unwrap_or(false);
+    let streaming = parameters::streaming(&mut fields)?;
+    let generation = Generation {
+        prompts: vec![],
+        n: parameters::answers(&mut fields)?,
+        predict: Some(parameters::limit(&mut fields, &["max_tokens", "max_completion_tokens"])?.unwrap_or(USUAL)),
+        sampling: parameters::sampling(&mut fields, model)?,
+        stops: parameters::stops(&mut fields)?,
+        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
+        echo: None,
+    };
+    parameters::finish(fields, &[("suffix", json!("")), ("prompt_logprobs", json!(0)), ("add_special_tokens", json!(true))])?;
+    Ok(Asked { name, streaming, prompts, echo, generation })
+}
+
+/// `prompt`: a text, token ids, or a list of either.
+fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+    const NAME: &str = "prompt";
+    let wrong = || ApiError::parameter(NAME, "`prompt` must be a text, a list of token ids, or a list of either");
+    let ids = |list: &[Value]| {
+        let ids = list.iter().map(|v| v.as_u64().and_then(|id| u32::try_from(id).ok()));
+        ids.collect::<Option<Vec<u32>>>().map(Prompt::Tokens)
+    };
+    let prompts = match fields.need::<Value>(NAME)? {
+        Value::String(text) => vec![Prompt::Text(text)],
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => vec![ids(&list).ok_or_else(wrong)?],
+        Value::Array(list) => {
+            let one = |value: Value| match value {
+                Value::String(text) => Some(Prompt::Text(text)),
+                Value::Array(list) => ids(&list),
+                _ => None,
+            };
+            list.into_iter().map(one).collect::<Option<Vec<Prompt>>>().ok_or_else(wrong)?
+        }
+        _ => return Err(wrong()),
+    };
+    match prompts.len() {
+        0 => Err(ApiError::parameter(NAME, "`prompt` must have at least one prompt")),
+        n if n > PROMPTS => Err(ApiError::parameter(NAME, format!("`prompt` may have {PROMPTS} prompts at most"))),
+        _ => Ok(prompts),
+    }
+}
+
+/// Token ids and texts of prompts.
+fn encode(model: &Model, prompts: Vec<Prompt>) -> Result<(Vec<Arc<[u32]>>, Vec<String>), ApiError> {
+    let wrong = |error: zinc_text::TokenizerError| ApiError::parameter("prompt", error.to_string());
+    let mut all = (vec![], vec![]);
+    for prompt in prompts {
+        let (ids, text) = match prompt {
+            // As llama.cpp reads a completion's prompt: special tokens may be written out.
+            Prompt::Text(text) => (model.tokenizer.encode(&text, true, true).map_err(wrong)?, text),
+            Prompt::Tokens(ids) => {
+                let text = model.tokenizer.decode(&ids, false).map_err(wrong)?;
+                (ids, text)
+            }
+        };
+        if ids.is_empty() {
+            return Err(ApiError::parameter("prompt", "a prompt has no tokens"));
+        }
+        all.0.push(ids.into());
+        all.1.push(text);
+    }
+    Ok(all)
+}
+
+impl Head {
+    fn json(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.name,
+            "system_fingerprint": parameters::fingerprint(),
+            "choices": choices,
+        })
+    }
+
+    /// Log-probabilities of a piece.
+    fn lists(&mut self, delta: &Delta) -> Lists {
+        let mut lists = Lists::default();
+        let offset = &mut self.offsets[delta.choice];
+        if let (Some(scores), Some(first)) = (&delta.prompt, self.first.get(delta.choice / self.n)) {
+            lists.first(&self.model, *first, offset);
+            scores.iter().for_each(|s| lists.push(&self.model, s, offset));
+        }
+        delta.scores.iter().for_each(|s| lists.push(&self.model, s, offset));
+        lists
+    }
+}
+
+/// One response with all that comes.
+async fn whole(mut head: Head, mut answer: Answer, choices: usize) -> Reply {
+    let mut texts = vec![String::new(); choices];
+    let mut lists = vec![Lists::default(); choices];
+    let mut ends = vec![Reason::Stop; choices];
+    while let Some(delta) = answer.next().await {
+        let delta = delta?;
+        if head.scored {
+            lists[delta.choice].append(head.lists(&delta));
+        }
+        texts[delta.choice].push_str(&delta.text);
+        ends[delta.choice] = delta.end.unwrap_or(ends[delta.choice]);
+    }
+    let rows = texts.into_iter().zip(lists).zip(ends).enumerate().map(|(index, ((text, lists), end))| {
+        let logprobs = head.scored.then(|| lists.json());
+        json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": end.word()})
+    });
+    let mut response = head.json(rows.collect());
+    response["usage"] = parameters::usage(answer.usage());
+    Ok(json_response(&response))
+}
+
+/// A stream of chunks.
+struct Chunks {
+    head: Head,
+    usage: bool,
+}
+
+impl Chunks {
+    fn write(&self, choices: Value, usage: Value, out: &mut String) {
+        let mut chunk = self.head.json(choices);
+        if self.usage {
+            chunk["usage"] = usage;
+        }
+        event(out, &chunk);
+    }
+}
+
+impl Wire for Chunks {
+    fn delta(&mut self, delta: Delta, out: &mut String) {
+        let logprobs = if self.head.scored { self.head.lists(&delta).json() } else { Value::Null };
+        let choice = json!({
+            "index": delta.choice,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.end.map(Reason::word),
+        });
+        self.write(json!([choice]), Value::Null, out);
+    }
+
+    fn end(&mut self, usage: Usage, out: &mut String) {
+        if self.usage {
+            self.write(json!([]), parameters::usage(usage), out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn error(&mut self, error: &ApiError, out: &mut String) {
+        event(out, &error.json());
+        out.push_str("data: [DONE]\n\n");
+    }
+}

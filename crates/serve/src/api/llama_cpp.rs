@@ -1,0 +1,111 @@
+//! What llama.cpp's server has beside OpenAI's paths: tokens, templates, settings, slots.
+
+use super::{Reply, aside, chat};
+use crate::app::App;
+use crate::error::{ApiError, json_response};
+use crate::model::TemplateOptions;
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `/tokenize`: text to token ids.
+pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
+    let model = app.model()?;
+    let mut fields = super::fields(&app, request).await?;
+    let content: String = fields.need("content")?;
+    let add_special = fields.take("add_special")?.unwrap_or(false);
+    let parse_special = fields.take("parse_special")?.unwrap_or(true);
+    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
+    fields.finish()?;
+    let encoder = model.clone();
+    let encode = move || encoder.tokenizer.encode(&content, add_special, parse_special);
+    let ids = aside(move || encode().map_err(|error| ApiError::invalid(error.to_string()))).await?;
+    let tokens: Value = match with_pieces {
+        false => ids.into(),
+        true => {
+            // A piece that is a part of a character is given as its bytes.
+            let piece = |id: &u32| {
+                let bytes = model.tokenizer.token_bytes(*id, true).unwrap_or_default();
+                let piece = std::str::from_utf8(&bytes).map_or_else(|_| json!(bytes.as_ref()), |text| json!(text));
+                json!({"id": id, "piece": piece})
+            };
+            ids.iter().map(piece).collect()
+        }
+    };
+    Ok(json_response(&json!({"tokens": tokens})))
+}
+
+/// `/detokenize`: token ids to text.
+pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
+    let model = app.model()?;
+    let mut fields = super::fields(&app, request).await?;
+    let tokens: Vec<u32> = fields.need("tokens")?;
+    fields.finish()?;
+    let content = model.tokenizer.decode(&tokens, true);
+    let content = content.map_err(|error| ApiError::parameter("tokens", error.to_string()))?;
+    Ok(json_response(&json!({"content": content})))
+}
+
+/// `/apply-template`: messages to a prompt.
+pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Reply {
+    let model = app.model()?;
+    let mut fields = super::fields(&app, request).await?;
+    let messages = chat::messages(&mut fields)?;
+    let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
+    let variables = fields.object("chat_template_kwargs")?.rest();
+    fields.refuse(&[("tools", json!([]))])?;
+    fields.finish()?;
+    let options = TemplateOptions { add_generation_prompt, variables };
+    let prompt = aside(move || model.render(messages, options)).await?;
+    Ok(json_response(&json!({"prompt": prompt})))
+}
+
+/// `/props`: the server's settings.
+pub(super) async fn props(State(app): State<Arc<App>>) -> Reply {
+    let model = app.model()?;
+    let s = &model.sampling;
+    Ok(json_response(&json!({
+        "default_generation_settings": {
+            "n_ctx": model.context,
+            "params": {
+                "temperature": s.temperature,
+                "top_k": s.top_k,
+                "top_p": s.top_p,
+                "min_p": s.min_p,
+                "typical_p": s.typical_p,
+                "repeat_penalty": s.repeat_penalty,
+                "repeat_last_n": s.repeat_last_n,
+                "frequency_penalty": s.frequency_penalty,
+                "presence_penalty": s.presence_penalty,
+            },
+        },
+        "total_slots": model.parallel,
+        "model_alias": model.name(),
+        "chat_template": model.template_source,
+        "bos_token": model.bos,
+        "eos_token": model.eos,
+        "modalities": {"vision": false, "audio": false},
+        "build_info": super::parameters::fingerprint(),
+    })))
+}
+
+/// `/slots`: what the engine is at.
+pub(super) async fn slots(State(app): State<Arc<App>>) -> Reply {
+    let model = app.model()?;
+    let busy = app.snapshot().slots;
+    let rows = busy.iter().filter(|slot| slot.started).enumerate().map(|(id, slot)| {
+        json!({
+            "id": id,
+            "n_ctx": model.context,
+            "is_processing": true,
+            "id_task": slot.number,
+            "n_prompt_tokens": slot.prompt,
+            "n_decoded": slot.generated,
+        })
+    });
+    let mut rows: Vec<Value> = rows.collect();
+    for id in rows.len()..model.parallel as usize {
+        rows.push(json!({"id": id, "n_ctx": model.context, "is_processing": false}));
+    }
+    Ok(json_response(&rows.into()))
+}

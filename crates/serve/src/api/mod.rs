@@ -1,0 +1,85 @@
+//! What the server answers to: one module per family of wire formats.
+//!
+//! ```text
+//! request ─body─► Fields ─► Generation ─App─► Answer ─► response in the same format
+//! ```
+//!
+//! Another family is another file here and its rows in [`router`].
+
+mod completions;
+mod chat;
+mod llama_cpp;
+mod logprobs;
+mod models;
+mod operations;
+mod parameters;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{Response, header};
+use axum::routing::{get, post};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time that a request's body may take to come.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// What a handler gives.
+type Reply = Result<Response<Body>, ApiError>;
+
+/// All paths that need a key, if there are keys.
+pub(crate) fn router() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::show))
+        .route("/tokenize", post(llama_cpp::tokenize))
+        .route("/detokenize", post(llama_cpp::detokenize))
+        .route("/apply-template", post(llama_cpp::apply_template))
+        .route("/props", get(llama_cpp::props))
+        .route("/slots", get(llama_cpp::slots))
+        .route("/metrics", get(operations::metrics))
+        .route("/version", get(operations::version))
+}
+
+/// The paths that tell anyone whether the server works.
+pub(crate) fn open_router() -> Router<Arc<App>> {
+    Router::new()
+        .route("/health", get(operations::health))
+        .route("/ready", get(operations::health))
+        .route("/live", get(operations::live))
+}
+
+/// Reads a request's body, up to the server's limits of size and time.
+async fn body(app: &App, request: Request) -> Result<Bytes, ApiError> {
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
+    if declared.is_some_and(|n| n > app.max_body) {
+        return Err(ApiError::too_large(app.max_body));
+    }
+    let read = axum::body::to_bytes(request.into_body(), app.max_body);
+    match tokio::time::timeout(BODY_TIME, read).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        // Either there was more than it may be, or the connection broke and nobody reads this.
+        Ok(Err(_)) => Err(ApiError::too_large(app.max_body)),
+        Err(_) => Err(ApiError::too_slow()),
+    }
+}
+
+/// Reads a request's parameters.
+async fn fields(app: &App, request: Request) -> Result<Fields, ApiError> {
+    Fields::read(&body(app, request).await?)
+}
+
+/// Runs what takes long (templates, tokenizing) beside the connections.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let ended = |_| ApiError::internal("a template or a tokenizer has failed");
+    tokio::task::spawn_blocking(work).await.map_err(ended)?
+}

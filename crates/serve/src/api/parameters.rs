@@ -1,0 +1,170 @@
+//! Parameters that chats and completions share.
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::Model;
+use serde_json::{Map, Value, json};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use zinc_engine::Sampling;
+
+/// Parameters that say something about the client, or choose among things of which there is only one here.
+const WITHOUT_EFFECT: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "cache_prompt",
+    "id_slot",
+    "request_id",
+];
+
+/// How an answer is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Streaming {
+    pub(super) on: bool,
+    /// A last event with the number of tokens.
+    pub(super) usage: bool,
+}
+
+/// A number that does not come twice.
+pub(super) fn fresh() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// `stream` and `stream_options`.
+pub(super) fn streaming(fields: &mut Fields) -> Result<Streaming, ApiError> {
+    let on = fields.take("stream")?.unwrap_or(false);
+    let mut options = fields.object("stream_options")?;
+    let usage = options.take("include_usage")?.unwrap_or(false);
+    options.ignore(&["include_obfuscation"]);
+    options.refuse(&[("continuous_usage_stats", json!(false))])?;
+    options.finish()?;
+    Ok(Streaming { on, usage })
+}
+
+/// How tokens are chosen: what is asked for, otherwise the server's own settings.
+pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> {
+    let given = &model.sampling;
+    let seed: Option<i64> = fields.take("seed")?;
+    let top_k = fields.count("top_k", -1, i32::MAX as i64)?;
+    // vLLM's name goes before llama.cpp's.
+    let repeat = fields.number("repetition_penalty", f32::MIN_POSITIVE, 100.0)?;
+    let repeat_llama = fields.number("repeat_penalty", f32::MIN_POSITIVE, 100.0)?;
+    let last = fields.count("repeat_last_n", -1, i32::MAX as i64)?;
+    let sampling = Sampling {
+        temperature: fields.number("temperature", 0.0, 100.0)?.unwrap_or(given.temperature),
+        top_k: top_k.map_or(given.top_k, |k| k.max(0) as u32),
+        top_p: fields.number("top_p", 0.0, 1.0)?.unwrap_or(given.top_p),
+        min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(given.min_p),
+        typical_p: fields.number("typical_p", 0.0, 1.0)?.unwrap_or(given.typical_p),
+        repeat_penalty: repeat.or(repeat_llama).unwrap_or(given.repeat_penalty),
+        frequency_penalty: fields.number("frequency_penalty", -100.0, 100.0)?.unwrap_or(given.frequency_penalty),
+        presence_penalty: fields.number("presence_penalty", -100.0, 100.0)?.unwrap_or(given.presence_penalty),
+        repeat_last_n: last.map_or(given.repeat_last_n, |n| n as i32),
+        bias: bias(fields, model)?,
+        seed: seed.and_then(|s| u64::try_from(s).ok()).unwrap_or_else(fresh),
+    };
+    sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
+    Ok(sampling)
+}
+
+/// `logit_bias`: an object from token id to what is added.
+fn bias(fields: &mut Fields, model: &Model) -> Result<Arc<[(u32, f32)]>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let given: Option<Map<String, Value>> = fields.take(NAME)?;
+    let mut rows = vec![];
+    for (token, value) in given.into_iter().flatten() {
+        let id = token.parse::<u32>().ok().filter(|id| *id < model.vocabulary);
+        let id = id.ok_or_else(|| {
+            let message = format!("`logit_bias` names `{token}`, which is no token id below {}", model.vocabulary);
+            ApiError::parameter(NAME, message)
+        })?;
+        let value = value.as_f64().filter(|v| v.abs() <= 100.0).ok_or_else(|| {
+            ApiError::parameter(NAME, format!("`logit_bias` of token {id} must be a number between -100 and 100"))
+        })?;
+        rows.push((id, value as f32));
+    }
+    Ok(rows.into())
+}
+
+/// `stop`: a text or several.
+pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const NAME: &str = "stop";
+    let stops = match fields.take::<Value>(NAME)? {
+        None => vec![],
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(list)) => {
+            let texts = list.into_iter().map(|v| v.as_str().map(str::to_owned)).collect::<Option<Vec<String>>>();
+            texts.ok_or_else(|| ApiError::parameter(NAME, "`stop` must be a text or a list of texts"))?
+        }
+        Some(_) => return Err(ApiError::parameter(NAME, "`stop` must be a text or a list of texts")),
+    };
+    if stops.len() > 16 {
+        return Err(ApiError::parameter(NAME, "`stop` may have 16 texts at most"));
+    }
+    match stops.iter().any(String::is_empty) {
+        true => Err(ApiError::parameter(NAME, "a stop text must not be empty")),
+        false => Ok(stops),
+    }
+}
+
+/// `n`: answers per prompt.
+pub(super) fn answers(fields: &mut Fields) -> Result<usize, ApiError> {
+    Ok(fields.count("n", 1, 128)?.unwrap_or(1) as usize)
+}
+
+/// A limit of tokens under one of these names.
+pub(super) fn limit(fields: &mut Fields, names: &[&str]) -> Result<Option<u32>, ApiError> {
+    let mut limit = None;
+    for name in names {
+        let value = fields.count(name, 0, u32::MAX as i64)?;
+        limit = limit.or(value.map(|n| n as u32));
+    }
+    Ok(limit)
+}
+
+/// Drops what has no effect, refuses what is not there, and what nobody knows.
+pub(super) fn finish(mut fields: Fields, refused: &[(&str, Value)]) -> Result<(), ApiError> {
+    fields.ignore(WITHOUT_EFFECT);
+    fields.refuse(refused)?;
+    // What a text is made of, as vLLM and llama.cpp let one choose.
+    fields.refuse(&[
+        ("best_of", json!(1)),
+        ("use_beam_search", json!(false)),
+        ("grammar", json!("")),
+        ("json_schema", json!({})),
+        ("guided_json", json!({})),
+        ("guided_regex", json!("")),
+        ("guided_choice", json!([])),
+        ("guided_grammar", json!("")),
+        ("lora", json!([])),
+        ("stop_token_ids", json!([])),
+        ("min_tokens", json!(0)),
+        ("skip_special_tokens", json!(true)),
+        ("include_stop_str_in_output", json!(false)),
+        ("response_format", json!({"type": "text"})),
+        ("structured_outputs", json!({})),
+    ])?;
+    fields.finish()
+}
+
+/// `usage` as OpenAI writes it.
+pub(super) fn usage(usage: crate::generation::Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    })
+}
+
+/// `system_fingerprint`: equal seeds give equal texts where this is equal.
+pub(super) fn fingerprint() -> &'static str {
+    concat!("zinc-", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,142 @@
+//! What a client is told when something does not work, in OpenAI's shape.
+//!
+//! ```text
+//! ApiError { status, kind, code, param, message } ─► {"error": {"message", "type", "param", "code"}} (+ Retry-After)
+//! ```
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+/// An error on its way to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    /// OpenAI's `type`.
+    pub(crate) kind: &'static str,
+    /// OpenAI's `code`.
+    pub(crate) code: Option<&'static str>,
+    /// The parameter at fault.
+    pub(crate) param: Option<String>,
+    pub(crate) message: String,
+    /// Seconds after which to try again.
+    pub(crate) retry_after: Option<u32>,
+}
+
+const INVALID: &str = "invalid_request_error";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> ApiError {
+        ApiError { status, kind, code, param: None, message: message.into(), retry_after: None }
+    }
+
+    /// 400: the request makes no sense.
+    pub(crate) fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, INVALID, None, message)
+    }
+
+    /// 400: this parameter makes no sense.
+    pub(crate) fn parameter(name: &str, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(name.to_owned()), ..ApiError::invalid(message) }
+    }
+
+    /// 400: a parameter that means something elsewhere and nothing here.
+    pub(crate) fn unsupported(name: &str, why: &str) -> ApiError {
+        let message = format!("`{name}` is not supported by this server{why}; leave it out");
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::parameter(name, message) }
+    }
+
+    /// 400: prompt and answer do not fit the context.
+    pub(crate) fn context(needed: u64, prompt: u64, predict: u64, available: u64) -> ApiError {
+        let message = format!(
+            "this model's context is {available} tokens, but {needed} are needed: {prompt} of the prompt and {predict} to \
+             generate; shorten the prompt or ask for fewer tokens"
+        );
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::parameter("messages", message) }
+    }
+
+    /// 401: no key, or a wrong one.
+    pub(crate) fn unauthorized(message: &str) -> ApiError {
+        ApiError::new(StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key"), message)
+    }
+
+    /// 403: a page of another site asks.
+    pub(crate) fn forbidden(message: &str) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, "permission_error", Some("forbidden"), message)
+    }
+
+    /// 404: no such path.
+    pub(crate) fn no_route(method: &str, path: &str) -> ApiError {
+        let message = format!("there is nothing at {method} {path}");
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, Some("unknown_url"), message)
+    }
+
+    /// 405: the path knows other methods.
+    pub(crate) fn no_method(method: &str, path: &str) -> ApiError {
+        let message = format!("{path} does not take {method}");
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, Some("method_not_allowed"), message)
+    }
+
+    /// 404: no such model.
+    pub(crate) fn no_model(asked: &str, known: &[String]) -> ApiError {
+        let message = format!("the model `{asked}` does not exist; this server has: {}", known.join(", "));
+        let error = ApiError::new(StatusCode::NOT_FOUND, INVALID, Some("model_not_found"), message);
+        ApiError { param: Some("model".into()), ..error }
+    }
+
+    /// 408: the request did not come in time.
+    pub(crate) fn too_slow() -> ApiError {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, INVALID, Some("request_timeout"), "the request's body took too long")
+    }
+
+    /// 413: more bytes than are taken.
+    pub(crate) fn too_large(limit: usize) -> ApiError {
+        let message = format!("the request's body is larger than {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, Some("request_too_large"), message)
+    }
+
+    /// 429: the queue is full.
+    pub(crate) fn overloaded() -> ApiError {
+        let message = "the server's queue is full; try again later";
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message);
+        ApiError { retry_after: Some(2), ..error }
+    }
+
+    /// 503: there is no model to answer, now or any more.
+    pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable"), message);
+        ApiError { retry_after: Some(5), ..error }
+    }
+
+    /// 500: the engine failed.
+    pub(crate) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)
+    }
+
+    /// The body.
+    pub(crate) fn json(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = json_response(&self.json());
+        *response.status_mut() = self.status;
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// A 200 with a JSON body.
+pub(crate) fn json_response(value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

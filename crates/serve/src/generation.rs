@@ -1,0 +1,61 @@
+//! The one internal request: what every wire format's request becomes.
+
+use std::sync::Arc;
+use zinc_engine::Sampling;
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub(crate) struct Generation {
+    /// Token ids of each prompt, at least one prompt.
+    pub(crate) prompts: Vec<Arc<[u32]>>,
+    /// Answers per prompt. Choice `i` is answer `i % n` to prompt `i / n`; its seed is `i` above the one in `sampling`.
+    pub(crate) n: usize,
+    /// Tokens per answer at most; `None`: until the model ends or the context is full.
+    pub(crate) predict: Option<u32>,
+    pub(crate) sampling: Sampling,
+    /// Texts that end an answer; none is empty.
+    pub(crate) stops: Vec<String>,
+    /// Do tokens that end generation not end it?
+    pub(crate) ignore_eos: bool,
+    /// Log-probabilities of generated tokens, and of so many likeliest ones beside each.
+    pub(crate) logprobs: Option<usize>,
+    /// Answers begin with their prompt: this text, per prompt.
+    pub(crate) echo: Option<Vec<String>>,
+}
+
+impl Generation {
+    /// All answers.
+    pub(crate) fn choices(&self) -> usize {
+        self.prompts.len() * self.n
+    }
+}
+
+/// Why an answer ended, as clients are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The model ended it, or a stop string.
+    Stop,
+    /// As many tokens as asked for, or as there is room for.
+    Length,
+}
+
+impl Reason {
+    /// OpenAI's word.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Reason::Stop => "stop",
+            Reason::Length => "length",
+        }
+    }
+}
+
+/// Tokens of a request so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Of the prompts.
+    pub(crate) prompt: u64,
+    /// Of which the prefix cache had.
+    pub(crate) cached: u64,
+    /// Of the answers.
+    pub(crate) completion: u64,
+}

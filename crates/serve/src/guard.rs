@@ -1,0 +1,109 @@
+//! What every request passes through: its number, its key, and where it comes from.
+//!
+//! ```text
+//! request ─ span with x-request-id ─ origin ─ key ─► handler ─► x-request-id, one line in the log
+//! ```
+
+use crate::app::App;
+use crate::error::ApiError;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
+use axum::middleware::Next;
+use axum::response::IntoResponse;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::Instrument;
+
+const REQUEST_ID: &str = "x-request-id";
+
+/// Names the request, refuses pages of other sites, and writes a line about how it went.
+pub(crate) async fn accompany(request: Request, next: Next) -> Response<Body> {
+    let start = Instant::now();
+    let id = request_id(request.headers());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let span = tracing::info_span!("http", request_id = %id);
+    let mut response = match same_site(request.headers()) {
+        true => next.run(request).instrument(span.clone()).await,
+        false => ApiError::forbidden("pages of other sites may not use this server").into_response(),
+    };
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let headers_ms = start.elapsed().as_millis() as u64;
+    tracing::info!(parent: &span, %method, path, status = response.status().as_u16(), headers_ms, "request");
+    response
+}
+
+/// The client's own name for the request, if it is one; otherwise a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|v| v.to_str().ok());
+    match given.filter(|id| !id.is_empty() && id.len() <= 128 && id.bytes().all(|b| b.is_ascii_graphic())) {
+        Some(id) => id.to_owned(),
+        None => format!("req-{:016x}", RandomState::new().hash_one(())),
+    }
+}
+
+/// Browsers name the site of the page that asks. Only a page that this server itself gave out may ask.
+fn same_site(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
+    let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    let host = origin.to_str().ok().and_then(|o| o.split_once("://")).map(|(_, host)| host);
+    host.is_some() && host == text(header::HOST)
+}
+
+/// Lets only those in who have a key, if there are keys.
+pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    if app.keys.is_open() {
+        return next.run(request).await;
+    }
+    match key(request.headers()) {
+        Some(key) if app.keys.admit(key) => next.run(request).await,
+        Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
+        None => {
+            ApiError::unauthorized("an API key is needed, in a header `Authorization: Bearer KEY`").into_response()
+        }
+    }
+}
+
+/// The key in a request's headers.
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    bearer.or(text(header::HeaderName::from_static("x-api-key")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(rows: &[(&'static str, &'static str)]) -> HeaderMap {
+        rows.iter().map(|(k, v)| (header::HeaderName::from_static(k), HeaderValue::from_static(v))).collect()
+    }
+
+    #[test]
+    fn keys_come_in_two_headers() {
+        assert_eq!(key(&headers(&[("authorization", "Bearer sk-1")])), Some("sk-1"));
+        assert_eq!(key(&headers(&[("authorization", "bearer  sk-1 ")])), Some("sk-1"));
+        assert_eq!(key(&headers(&[("authorization", "Basic sk-1"), ("x-api-key", "sk-2")])), Some("sk-2"));
+        assert_eq!(key(&headers(&[])), None);
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_strangers() {
+        let asks = |origin| same_site(&headers(&[("host", "127.0.0.1:8080"), ("origin", origin)]));
+        assert!(asks("http://127.0.0.1:8080") && same_site(&headers(&[("host", "x")])));
+        assert!(!asks("http://evil.example") && !asks("null") && !asks("http://127.0.0.1:80"));
+    }
+
+    #[test]
+    fn a_client_may_name_its_request() {
+        assert_eq!(request_id(&headers(&[("x-request-id", "abc-1")])), "abc-1");
+        assert!(request_id(&headers(&[("x-request-id", "a b")])).starts_with("req-"));
+    }
+}

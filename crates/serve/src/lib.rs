@@ -1,0 +1,252 @@
+//! An HTTP server for one model, in the formats that OpenAI's and llama.cpp's clients speak.
+//!
+//! ```text
+//! connections ─► guard ─► api/* ─Generation─► App ─Command─► Runner (a thread, owns the Engine)
+//!                            ◄─ Answer (text, stop strings) ◄─Update─┘
+//! ```
+//!
+//! Each family of wire formats is a module of `api`; all of them make the same [`generation::Generation`] and read the
+//! same [`answer::Answer`]. The engine knows nothing of HTTP, and no client can hold it up.
+
+mod answer;
+mod api;
+mod app;
+mod error;
+mod fields;
+mod generation;
+mod guard;
+mod keys;
+mod listener;
+mod logging;
+mod metrics;
+mod model;
+mod patient;
+mod runner;
+mod score;
+mod sse;
+
+pub use keys::{KeyError, Keys};
+pub use logging::{LogFormat, log_to_stderr};
+pub use model::Loaded;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::listener::Stage;
+use crate::metrics::Metrics;
+use crate::model::Model;
+use crate::runner::{Command, Runner, Snapshot};
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Name or address to listen on.
+    pub host: String,
+    /// Port; 0: any free one.
+    pub port: u16,
+    /// Who may ask.
+    pub keys: Keys,
+    /// Listen on an address that others can reach even though there are no keys.
+    pub allow_anyone: bool,
+    /// Most sequences that run or wait; what is above is refused.
+    pub most_sequences: usize,
+    /// Largest body of a request, in bytes.
+    pub max_body: usize,
+    /// Time that requests have to end when the server is stopped.
+    pub grace: Duration,
+}
+
+/// Why a server does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// It would be open to everyone.
+    #[error(
+        "{address} can be reached by others, and there are no API keys; give some (--api-key, --api-key-file), listen on \
+         127.0.0.1, or say that anyone may use the server (--allow-anyone)"
+    )]
+    Open {
+        /// Where it would listen.
+        address: SocketAddr,
+    },
+    /// Nothing of that name.
+    #[error("there is no address for the host `{host}`")]
+    NoAddress {
+        /// The name.
+        host: String,
+    },
+    /// The address cannot be had.
+    #[error("cannot listen on {host}:{port}: {source}")]
+    Listen {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No threads.
+    #[error("cannot start the server's threads: {0}")]
+    Threads(#[source] std::io::Error),
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Load(Box<dyn std::error::Error + Send + Sync>),
+    /// The engine's thread has died: a bug.
+    #[error("the engine's thread has died")]
+    Died,
+}
+
+/// Stops a server from outside.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Sender<Stage>);
+
+impl Stop {
+    /// No new connections; what has begun may end within the time of grace.
+    pub fn drain(&self) {
+        self.raise(Stage::Draining);
+    }
+
+    /// As [`Stop::drain`], without grace.
+    pub fn now(&self) {
+        self.raise(Stage::Ending);
+    }
+
+    fn raise(&self, stage: Stage) {
+        self.0.send_if_modified(|at| {
+            let later = stage > *at;
+            if later {
+                *at = stage;
+            }
+            later
+        });
+    }
+}
+
+/// A server that has its address, but does not answer yet.
+pub struct Server {
+    config: Config,
+    listener: TcpListener,
+    address: SocketAddr,
+    stop: Stop,
+}
+
+impl Server {
+    /// Takes the address.
+    ///
+    /// # Errors
+    /// It cannot be had, or others could reach it without a key and nobody said that they may.
+    pub fn bind(config: Config) -> Result<Server, ServeError> {
+        let (host, port) = (config.host.clone(), config.port);
+        let failed = |source| ServeError::Listen { host: host.clone(), port, source };
+        let addresses: Vec<SocketAddr> = (host.as_str(), port).to_socket_addrs().map_err(failed)?.collect();
+        if addresses.is_empty() {
+            return Err(ServeError::NoAddress { host });
+        }
+        let public = addresses.iter().find(|a| !a.ip().is_loopback());
+        if let (Some(address), true, false) = (public, config.keys.is_open(), config.allow_anyone) {
+            return Err(ServeError::Open { address: *address });
+        }
+        let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Server { config, listener, address, stop: Stop(watch::channel(Stage::Running).0) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A handle that stops it.
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Answers until it is stopped. `load` runs on a thread of its own meanwhile; until it is done, clients are told to
+    /// wait.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or there are no threads.
+    pub fn run<E>(self, load: impl FnOnce() -> Result<Loaded, E> + Send + 'static) -> Result<(), ServeError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let Server { config, listener, stop, .. } = self;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).max_blocking_threads(8).thread_name("zinc-http").enable_all();
+        let runtime = builder.build().map_err(ServeError::Threads)?;
+        let (commands, queue) = channel();
+        let (metrics, snapshot) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Snapshot::default())));
+        let (keys, most) = (config.keys.clone(), config.most_sequences);
+        let app = Arc::new(App::new(keys, config.max_body, most, commands, metrics.clone(), snapshot.clone()));
+        let work = {
+            let (app, stop) = (app.clone(), stop.clone());
+            move || {
+                // However the thread ends, so does the server.
+                let _stop = StopAtEnd(stop);
+                let loaded = load().map_err(|error| ServeError::Load(error.into()))?;
+                work(loaded, &app, queue, metrics, snapshot);
+                Ok(())
+            }
+        };
+        // Compiling plans is deeply recursive in places; a thread's usual stack is a quarter of a program's.
+        let thread = std::thread::Builder::new().name("zinc-engine".into()).stack_size(16 << 20);
+        let thread = thread.spawn(work).map_err(ServeError::Threads)?;
+        let stages = stop.0.subscribe();
+        let served = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
+            listener::listen(listener, routes(&app), &app, stages, config.grace).await;
+            Ok(())
+        });
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        served.and(finish(thread, &app))
+    }
+}
+
+/// Runs the engine until the server ends.
+fn work(
+    loaded: Loaded,
+    app: &App,
+    queue: Receiver<Command>,
+    metrics: Arc<Metrics>,
+    snapshot: Arc<Mutex<Snapshot>>,
+) {
+    let (model, engine) = Model::new(loaded);
+    tracing::info!(model = model.name(), context = model.context, parallel = model.parallel, "ready");
+    let runner = Runner::new(engine, queue, metrics, snapshot);
+    app.set_model(model);
+    runner.run();
+}
+
+/// Stops the server when it goes away.
+struct StopAtEnd(Stop);
+
+impl Drop for StopAtEnd {
+    fn drop(&mut self) {
+        self.0.now();
+    }
+}
+
+/// Waits for the engine's thread, unless it is still loading: that cannot be stopped, and has nothing to save.
+fn finish(thread: JoinHandle<Result<(), ServeError>>, app: &App) -> Result<(), ServeError> {
+    if app.loaded().is_none() && !thread.is_finished() {
+        return Ok(());
+    }
+    thread.join().unwrap_or(Err(ServeError::Died))
+}
+
+/// All paths.
+fn routes(app: &Arc<App>) -> Router {
+    let nothing = |request: Request| async move { ApiError::no_route(request.method().as_str(), request.uri().path()) };
+    let no_method = |request: Request| async move { ApiError::no_method(request.method().as_str(), request.uri().path()) };
+    let closed = api::router().layer(middleware::from_fn_with_state(app.clone(), guard::ask_for_key));
+    let routes = closed.merge(api::open_router()).fallback(nothing).method_not_allowed_fallback(no_method);
+    routes.layer(middleware::from_fn(guard::accompany)).with_state(app.clone())
+}

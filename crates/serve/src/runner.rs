@@ -1,0 +1,414 @@
+//! The thread that owns the engine.
+//!
+//! ```text
+//! handlers ─Command─► [ submit, cancel ─► Engine.step_into ─► events ] ─Update─► one channel per request
+//! ```
+//!
+//! The engine is not asynchronous, and nothing that a client does may hold it. So channels to requests have room for all
+//! that a request can ever produce: sending never waits. A request whose receiver is gone is cancelled before the next
+//! step.
+
+use crate::generation::Generation;
+use crate::metrics::{Metrics, Outcome};
+use crate::score::{Scored, score};
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
+use zinc_ir::device::DeviceError;
+
+/// Least time between two looks at how busy the engine is.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Names a request for the runner.
+pub(crate) type RequestNumber = u64;
+
+/// What handlers ask of the runner.
+pub(crate) enum Command {
+    /// Generate, and send what comes of it.
+    Generate {
+        number: RequestNumber,
+        generation: Box<Generation>,
+        /// Tokens that end generation.
+        end_tokens: Arc<[u32]>,
+        arrived: Instant,
+        updates: Sender<Update>,
+    },
+    /// This choice has had its stop string.
+    Stop { number: RequestNumber, choice: usize },
+    /// End everything; the thread returns.
+    End,
+}
+
+/// What came of a choice.
+#[derive(Debug)]
+pub(crate) struct Update {
+    pub(crate) choice: usize,
+    pub(crate) what: What,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    /// It runs; so many tokens of its prompt need not be computed.
+    Started { cached: u32 },
+    /// Log-probabilities of the prompt's tokens from the second on; comes before the first token, if asked for.
+    Prompt(Vec<Scored>),
+    /// The next token.
+    Token(u32),
+    /// The same with log-probabilities.
+    Scored(Scored),
+    /// It has ended.
+    Finished(Finish),
+    /// It ended with an error.
+    Failed(Failure),
+}
+
+/// Why a request came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It does not fit.
+    Context { needed: u64, prompt: u64, predict: u64, available: u64 },
+    /// It makes no sense to the engine.
+    Invalid(String),
+    /// The engine failed.
+    Engine(String),
+    /// The server ends.
+    Ending,
+}
+
+/// How the engine is doing, as others see it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) load: Load,
+    pub(crate) preemptions: u64,
+    /// One for each sequence that the engine has.
+    pub(crate) slots: Vec<Slot>,
+    /// The device is lost: nothing works until the server is started again.
+    pub(crate) lost: Option<String>,
+}
+
+/// A sequence, as `/slots` shows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) number: RequestNumber,
+    pub(crate) prompt: usize,
+    pub(crate) generated: usize,
+    pub(crate) started: bool,
+}
+
+/// A sequence and whom it is for.
+struct Live {
+    number: RequestNumber,
+    choice: usize,
+    prompt: Arc<[u32]>,
+    logprobs: Option<usize>,
+    arrived: Instant,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    last: Instant,
+    generated: usize,
+    /// Log-probabilities of the prompt's tokens, until all are there.
+    prompt_scores: Vec<Scored>,
+    /// Logits that the next token is chosen from.
+    logits: Option<Vec<f32>>,
+    updates: Sender<Update>,
+}
+
+/// Owns the engine.
+pub(crate) struct Runner {
+    engine: Engine,
+    commands: Receiver<Command>,
+    metrics: Arc<Metrics>,
+    snapshot: Arc<Mutex<Snapshot>>,
+    live: HashMap<SequenceId, Live>,
+    looked: Instant,
+    lost: Option<String>,
+}
+
+impl Runner {
+    pub(crate) fn new(
+        engine: Engine,
+        commands: Receiver<Command>,
+        metrics: Arc<Metrics>,
+        snapshot: Arc<Mutex<Snapshot>>,
+    ) -> Runner {
+        let mut runner =
+            Runner { engine, commands, metrics, snapshot, live: HashMap::new(), looked: Instant::now(), lost: None };
+        runner.look();
+        runner
+    }
+
+    /// Works until it is told to end or nobody can tell it anything any more.
+    pub(crate) fn run(mut self) {
+        let mut events = vec![];
+        while self.take_commands() {
+            self.drop_abandoned();
+            if !self.live.is_empty() {
+                self.step(&mut events);
+            }
+            if self.live.is_empty() || self.looked.elapsed() >= LOOK {
+                self.look();
+            }
+        }
+        self.fail_all(&Failure::Ending);
+        self.look();
+    }
+
+    /// Takes what has been asked; waits for something if there is no work. False at the end.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            let command = match self.live.is_empty() {
+                true => match self.commands.recv() {
+                    Ok(command) => command,
+                    Err(RecvError) => return false,
+                },
+                false => match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(TryRecvError::Empty) => return true,
+                    Err(TryRecvError::Disconnected) => return false,
+                },
+            };
+            match command {
+                Command::Generate { number, generation, end_tokens, arrived, updates } => {
+                    self.generate(number, *generation, end_tokens, arrived, updates);
+                }
+                Command::Stop { number, choice } => self.stop(number, choice),
+                Command::End => return false,
+            }
+        }
+    }
+
+    /// Submits all choices of a request.
+    fn generate(
+        &mut self,
+        number: RequestNumber,
+        generation: Generation,
+        end_tokens: Arc<[u32]>,
+        arrived: Instant,
+        updates: Sender<Update>,
+    ) {
+        if let Some(lost) = &self.lost {
+            send(&updates, 0, What::Failed(Failure::Engine(lost.clone())));
+            return;
+        }
+        for choice in 0..generation.choices() {
+            let prompt = generation.prompts[choice / generation.n].clone();
+            let seed = generation.sampling.seed.wrapping_add(choice as u64);
+            // What is asked of a prompt's logits: none, those of its last token, or those of all of its tokens.
+            let last = prompt.len().saturating_sub(1) as u32;
+            let from = generation.logprobs.map(|_| if generation.echo.is_some() { 0 } else { last });
+            let request = Request {
+                prompt: prompt.to_vec(),
+                predict: generation.predict,
+                sampling: Sampling { seed, ..generation.sampling.clone() },
+                end_tokens: if generation.ignore_eos { Arc::from([]) } else { end_tokens.clone() },
+                logits_from: from,
+                split: None,
+            };
+            match self.engine.submit(request) {
+                Ok(id) => {
+                    self.metrics.prompt_length.observe(prompt.len() as f64);
+                    let live = Live {
+                        number,
+                        choice,
+                        prompt,
+                        logprobs: generation.logprobs,
+                        arrived,
+                        started: None,
+                        first: None,
+                        last: arrived,
+                        generated: 0,
+                        prompt_scores: vec![],
+                        logits: None,
+                        updates: updates.clone(),
+                    };
+                    self.live.insert(id, live);
+                }
+                Err(error) => {
+                    send(&updates, choice, What::Failed(failure(error)));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ends one choice of a request, which has all it wants.
+    fn stop(&mut self, number: RequestNumber, choice: usize) {
+        let found = self.live.iter().find(|(_, l)| l.number == number && l.choice == choice).map(|(id, _)| *id);
+        if let Some(live) = found.and_then(|id| self.live.remove(&id).inspect(|_| self.engine.cancel(id))) {
+            self.count(&live, Outcome::Stop);
+        }
+    }
+
+    /// Cancels what nobody waits for any more.
+    fn drop_abandoned(&mut self) {
+        let gone: Vec<SequenceId> = self.live.iter().filter(|(_, l)| l.updates.is_closed()).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.engine.cancel(id);
+            if let Some(live) = self.live.remove(&id) {
+                tracing::debug!(request = live.number, generated = live.generated, "abandoned");
+                self.count(&live, Outcome::Abort);
+            }
+        }
+    }
+
+    fn step(&mut self, events: &mut Vec<Event>) {
+        events.clear();
+        match self.engine.step_into(events, &mut |_| ()) {
+            Ok(()) => {
+                self.metrics.steps.add(1);
+                let now = Instant::now();
+                for event in events.drain(..) {
+                    self.take_event(event, now);
+                }
+            }
+            Err(error) => {
+                self.metrics.step_errors.add(1);
+                tracing::error!(%error, live = self.live.len(), "a step failed");
+                let message = error.to_string();
+                if matches!(error, EngineError::Device(DeviceError::Lost { .. })) {
+                    self.lost = Some(message.clone());
+                }
+                // The same step would fail again, so whoever takes part in it cannot be helped.
+                self.fail_all(&Failure::Engine(message));
+            }
+        }
+    }
+
+    fn take_event(&mut self, event: Event, now: Instant) {
+        let (Event::Started { sequence, .. }
+        | Event::Token { sequence, .. }
+        | Event::Logits { sequence, .. }
+        | Event::Finished { sequence, .. }) = &event;
+        let id = *sequence;
+        let Some(live) = self.live.get_mut(&id) else { return };
+        match event {
+            Event::Started { cached, .. } => {
+                live.started = Some(now);
+                self.metrics.queue.time(now - live.arrived);
+                self.metrics.prompt_tokens.add(live.prompt.len() as u64);
+                self.metrics.prefix_queries.add(live.prompt.len() as u64);
+                self.metrics.prefix_hits.add(cached as u64);
+                live.send(What::Started { cached });
+            }
+            Event::Logits { position, logits, .. } => live.take_logits(position as usize, logits),
+            Event::Token { token, .. } => {
+                self.metrics.generation_tokens.add(1);
+                match live.first {
+                    None => {
+                        self.metrics.first_token.time(now - live.arrived);
+                        self.metrics.prefill.time(now - live.started.unwrap_or(live.arrived));
+                        live.first = Some(now);
+                    }
+                    Some(_) => self.metrics.between_tokens.time(now - live.last),
+                }
+                live.last = now;
+                live.take_token(token);
+            }
+            Event::Finished { reason, .. } => {
+                live.send(What::Finished(reason));
+                let outcome = match reason {
+                    Finish::EndToken(_) => Outcome::Stop,
+                    Finish::Length | Finish::ContextFull { .. } => Outcome::Length,
+                    Finish::NoNumbers => Outcome::Error,
+                };
+                if let Some(live) = self.live.remove(&id) {
+                    self.count(&live, outcome);
+                }
+            }
+        }
+    }
+
+    /// Counts an answer that has ended.
+    fn count(&self, live: &Live, outcome: Outcome) {
+        self.metrics.finished(outcome);
+        if outcome == Outcome::Abort {
+            return;
+        }
+        self.metrics.generation_length.observe(live.generated as f64);
+        self.metrics.whole.time(live.arrived.elapsed());
+        if let Some(first) = live.first {
+            self.metrics.decode.time(live.last - first);
+        }
+    }
+
+    /// Ends everything with an error.
+    fn fail_all(&mut self, failure: &Failure) {
+        for (id, live) in std::mem::take(&mut self.live) {
+            self.engine.cancel(id);
+            live.send(What::Failed(failure.clone()));
+            self.count(&live, Outcome::Error);
+        }
+    }
+
+    /// Tells others how the engine is doing.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        let mut slots: Vec<Slot> = self.live.values().map(Live::slot).collect();
+        slots.sort_by_key(|slot| (!slot.started, slot.number));
+        let (load, preemptions) = (self.engine.load(), self.engine.preemptions());
+        let snapshot = Snapshot { load, preemptions, slots, lost: self.lost.clone() };
+        *self.snapshot.lock().unwrap_or_else(|poison| poison.into_inner()) = snapshot;
+    }
+}
+
+impl Live {
+    fn send(&self, what: What) {
+        send(&self.updates, self.choice, what);
+    }
+
+    fn slot(&self) -> Slot {
+        let (prompt, started) = (self.prompt.len(), self.started.is_some());
+        Slot { number: self.number, prompt, generated: self.generated, started }
+    }
+
+    /// Logits after the token at `position`: of the prompt's next token, or of the one that comes next.
+    fn take_logits(&mut self, position: usize, logits: Vec<f32>) {
+        let top = self.logprobs.unwrap_or(0);
+        match self.prompt.get(position + 1) {
+            Some(next) => {
+                self.prompt_scores.push(score(&logits, *next, top));
+                if position + 2 == self.prompt.len() {
+                    let scores = std::mem::take(&mut self.prompt_scores);
+                    self.send(What::Prompt(scores));
+                }
+            }
+            None => self.logits = Some(logits),
+        }
+    }
+
+    fn take_token(&mut self, token: u32) {
+        self.generated += 1;
+        let what = match (self.logprobs, self.logits.take()) {
+            (Some(top), Some(logits)) => What::Scored(score(&logits, token, top)),
+            _ => What::Token(token),
+        };
+        self.send(what);
+    }
+}
+
+/// Sends without waiting. The channel has room for all that a request can produce; if the receiver is gone, the sequence
+/// is dropped before the next step.
+fn send(updates: &Sender<Update>, choice: usize, what: What) {
+    updates.try_send(Update { choice, what }).ok();
+}
+
+/// Most updates of a choice with a prompt of so many tokens and as many tokens generated.
+pub(crate) fn most_updates(predict: usize) -> usize {
+    // Started, the prompt's log-probabilities, and the end.
+    predict + 3
+}
+
+fn failure(error: EngineError) -> Failure {
+    match error {
+        EngineError::Context { needed, prompt, predict, available } => {
+            Failure::Context { needed, prompt, predict, available }
+        }
+        error @ (EngineError::EmptyPrompt | EngineError::UnknownToken { .. } | EngineError::Sampling(_)) => {
+            Failure::Invalid(error.to_string())
+        }
+        error => Failure::Engine(error.to_string()),
+    }
+}
