@@ -53,7 +53,7 @@ impl ApiError {
             "this model's context is {available} tokens, but {needed} are needed: {prompt} of the prompt and {predict} to \
              generate; shorten the prompt or ask for fewer tokens"
         );
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::parameter("messages", message) }
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(message) }
     }
 
     /// 401: no key, or a wrong one.

@@ -33,7 +33,12 @@ pub(crate) async fn accompany(request: Request, next: Next) -> Response<Body> {
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let headers_ms = start.elapsed().as_millis() as u64;
-    tracing::info!(parent: &span, %method, path, status = response.status().as_u16(), headers_ms, "request");
+    let status = response.status().as_u16();
+    // Those who watch a server ask every few seconds.
+    match matches!(path.as_str(), "/health" | "/ready" | "/live" | "/metrics" | "/slots") {
+        true => tracing::debug!(parent: &span, %method, path, status, headers_ms, "request"),
+        false => tracing::info!(parent: &span, %method, path, status, headers_ms, "request"),
+    }
     response
 }
 

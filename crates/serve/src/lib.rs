@@ -23,6 +23,7 @@ mod model;
 mod patient;
 mod runner;
 mod score;
+mod signals;
 mod sse;
 
 pub use keys::{KeyError, Keys};
@@ -62,6 +63,8 @@ pub struct Config {
     pub max_body: usize,
     /// Time that requests have to end when the server is stopped.
     pub grace: Duration,
+    /// Take over Ctrl-C and SIGTERM: the first one lets requests end, the second one ends the process with code 130.
+    pub signals: bool,
 }
 
 /// Why a server does not work.
@@ -202,6 +205,9 @@ impl Server {
         let stages = stop.0.subscribe();
         let served = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
+            if config.signals {
+                tokio::spawn(signals::obey(stop));
+            }
             listener::listen(listener, routes(&app), &app, stages, config.grace).await;
             Ok(())
         });

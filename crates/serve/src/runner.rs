@@ -256,12 +256,13 @@ impl Runner {
 
     fn step(&mut self, events: &mut Vec<Event>) {
         events.clear();
+        let began = Instant::now();
         match self.engine.step_into(events, &mut |_| ()) {
             Ok(()) => {
                 self.metrics.steps.add(1);
                 let now = Instant::now();
                 for event in events.drain(..) {
-                    self.take_event(event, now);
+                    self.take_event(event, began, now);
                 }
             }
             Err(error) => {
@@ -277,7 +278,8 @@ impl Runner {
         }
     }
 
-    fn take_event(&mut self, event: Event, now: Instant) {
+    /// Takes what a step that took from `began` to `now` did.
+    fn take_event(&mut self, event: Event, began: Instant, now: Instant) {
         let (Event::Started { sequence, .. }
         | Event::Token { sequence, .. }
         | Event::Logits { sequence, .. }
@@ -286,8 +288,8 @@ impl Runner {
         let Some(live) = self.live.get_mut(&id) else { return };
         match event {
             Event::Started { cached, .. } => {
-                live.started = Some(now);
-                self.metrics.queue.time(now - live.arrived);
+                live.started = Some(began);
+                self.metrics.queue.time(began.saturating_duration_since(live.arrived));
                 self.metrics.prompt_tokens.add(live.prompt.len() as u64);
                 self.metrics.prefix_queries.add(live.prompt.len() as u64);
                 self.metrics.prefix_hits.add(cached as u64);

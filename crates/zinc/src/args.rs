@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Run(commands::run::Arguments),
     /// Talk with a model
     Chat(commands::chat::Arguments),
+    /// Answer clients over HTTP
+    Serve(Box<commands::serve::Arguments>),
     /// Turn text into token ids
     Tokenize(commands::tokenize::Arguments),
     /// Turn token ids into text
@@ -49,13 +51,14 @@ pub(crate) enum Command {
 }
 
 /// llama.cpp's short flags of more than one letter, which clap does not know.
-const LONG_SPELLINGS: [(&str, &str); 7] = [
+const LONG_SPELLINGS: [(&str, &str); 8] = [
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
     ("-tb", "--threads"),
+    ("-np", "--parallel"),
     ("-npl", "--parallel"),
 ];
 

@@ -64,19 +64,21 @@ pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request
 pub(super) async fn props(State(app): State<Arc<App>>) -> Reply {
     let model = app.model()?;
     let s = &model.sampling;
+    // As people write it: 0.8 and not the F32 next to it.
+    let short = |x: f32| x.to_string().parse::<f64>().unwrap_or(x.into());
     Ok(json_response(&json!({
         "default_generation_settings": {
             "n_ctx": model.context,
             "params": {
-                "temperature": s.temperature,
+                "temperature": short(s.temperature),
                 "top_k": s.top_k,
-                "top_p": s.top_p,
-                "min_p": s.min_p,
-                "typical_p": s.typical_p,
-                "repeat_penalty": s.repeat_penalty,
+                "top_p": short(s.top_p),
+                "min_p": short(s.min_p),
+                "typical_p": short(s.typical_p),
+                "repeat_penalty": short(s.repeat_penalty),
                 "repeat_last_n": s.repeat_last_n,
-                "frequency_penalty": s.frequency_penalty,
-                "presence_penalty": s.presence_penalty,
+                "frequency_penalty": short(s.frequency_penalty),
+                "presence_penalty": short(s.presence_penalty),
             },
         },
         "total_slots": model.parallel,

@@ -12,6 +12,7 @@ pub(crate) mod perplexity;
 pub(crate) mod predict;
 pub(crate) mod pull;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod template;
 pub(crate) mod tokenize;
 pub(crate) mod tune;
@@ -24,6 +25,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
         Command::Tokenize(arguments) => tokenize::run(&arguments),
         Command::Detokenize(arguments) => detokenize::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),

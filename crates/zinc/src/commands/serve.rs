@@ -1,0 +1,232 @@
+//! `zinc serve`: the model as an HTTP endpoint.
+//!
+//! ```text
+//! arguments ─► Server (its address is taken at once) ─ thread: Session ─► Loaded ─► requests
+//! ```
+
+use crate::args::{ComputeArgs, ModelArgs, TemplateArgs};
+use crate::failure::{usage, words};
+use crate::interrupt::Interrupt;
+use crate::output::say;
+use crate::prompt::{self, read_file};
+use crate::session::{Begun, Needs};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+use zinc_engine::Sampling;
+use zinc_serve::{Config, Keys, Loaded, LogFormat, ServeError, Server, log_to_stderr};
+
+/// Answers OpenAI's and llama.cpp's clients over HTTP.
+///
+/// Paths: /v1/chat/completions, /v1/completions, /v1/models; /tokenize, /detokenize, /apply-template, /props, /slots;
+/// /health, /ready, /live, /metrics (Prometheus), /version.
+///
+/// Ctrl-C or SIGTERM lets what has begun end, within --grace; the second one ends the program at once.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    template: ServedTemplate,
+    #[command(flatten)]
+    sampling: ServedSampling,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Who may ask, and how much at once.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
+    /// Name or address to listen on; others than the own machine need keys, or --allow-anyone
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    host: String,
+    /// Port; 0: any free one
+    #[arg(long, default_value_t = 8080, value_name = "PORT")]
+    port: u16,
+    /// Key that requests must bring (`Authorization: Bearer KEY`); can be given several times. Other users of the machine
+    /// see it in the list of processes: better a file
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// Read keys from a file, one a line; lines that begin with # do not count
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Let anyone who can reach the address use the server without a key
+    #[arg(long)]
+    allow_anyone: bool,
+    /// Name of the model for clients; can be given several times. Default: the file's name
+    #[arg(short = 'a', long, visible_alias = "served-model-name", value_name = "NAME")]
+    alias: Vec<String>,
+    /// Most sequences at the same time (also -np); each has the context that -c says
+    #[arg(long, visible_alias = "max-num-seqs", default_value_t = 8, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parallel: u32,
+    /// Most sequences that wait; requests beyond are refused with status 429
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    queue: u32,
+    /// Largest request, in MiB
+    #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_request: u32,
+    /// Seconds that requests have to end when the server is stopped
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    grace: u32,
+    /// Form of log lines
+    #[arg(long, default_value = "text", value_name = "FORM")]
+    log_format: Form,
+}
+
+/// Form of log lines.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Form {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// The chat template, where it is not the model's own.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Conversation")]
+struct ServedTemplate {
+    /// Use this chat template instead of the model's: a name (chatml, gemma) or Jinja source
+    #[arg(long, value_name = "NAME|JINJA")]
+    chat_template: Option<String>,
+    /// Read the chat template from a file
+    #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
+    chat_template_file: Option<PathBuf>,
+}
+
+/// How tokens are chosen where a request does not say.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Sampling, where a request does not say")]
+struct ServedSampling {
+    /// Temperature; 0: always the most likely token
+    #[arg(long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true)]
+    temp: f32,
+    /// Choose among the K most likely tokens; 0: all
+    #[arg(long, default_value_t = 40, value_name = "K")]
+    top_k: u32,
+    /// Choose among the most likely tokens that together have probability P; 1: all
+    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    top_p: f32,
+    /// Choose among tokens at least P times as likely as the best; 0: all
+    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    min_p: f32,
+    /// Make recent tokens less likely by this factor; 1: no
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    repeat_penalty: f32,
+    /// How many tokens are recent; -1: all
+    #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true)]
+    repeat_last_n: i32,
+}
+
+impl ServedSampling {
+    fn sampling(&self) -> Result<Sampling> {
+        let sampling = Sampling {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+            ..Sampling::default()
+        };
+        sampling.check().map_err(|error| usage(error.to_string()))?;
+        Ok(sampling)
+    }
+}
+
+impl ServerArgs {
+    fn config(&self) -> Result<Config> {
+        let given = Keys::new(self.api_key.iter().map(String::as_str)).map_err(|error| usage(error.to_string()))?;
+        let keys = match &self.api_key_file {
+            None => given,
+            Some(path) => {
+                let keys = Keys::lines(&read_file(path)?).with_context(|| path.display().to_string())?;
+                if keys.is_open() {
+                    // A server that was meant to be closed must not come up open.
+                    return Err(usage(format!("{} has no keys", path.display())));
+                }
+                given.and(keys)
+            }
+        };
+        Ok(Config {
+            host: self.host.clone(),
+            port: self.port,
+            keys,
+            allow_anyone: self.allow_anyone,
+            most_sequences: self.parallel as usize + self.queue as usize,
+            max_body: (self.max_request as usize) << 20,
+            grace: Duration::from_secs(self.grace.into()),
+            signals: true,
+        })
+    }
+}
+
+pub(crate) fn run(arguments: Arguments) -> Result<()> {
+    let config = arguments.server.config()?;
+    let sampling = arguments.sampling.sampling()?;
+    arguments.compute.kv()?;
+    let form = match arguments.server.log_format {
+        Form::Text => LogFormat::Text,
+        Form::Json => LogFormat::Json,
+    };
+    log_to_stderr(form, arguments.compute.verbose);
+    let server = Server::bind(config).map_err(|error| match error {
+        ServeError::Open { .. } => usage(error.to_string()),
+        error => error.into(),
+    })?;
+    say!("listening on http://{}", server.address());
+    let loaded = move || load(&arguments, sampling).map_err(|error| words(&error));
+    Ok(server.run(loaded)?)
+}
+
+/// Loads the model.
+fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
+    // It is the server that reacts to Ctrl-C.
+    let interrupt = Interrupt::default();
+    let begun = Begun::new(&arguments.model, &interrupt)?;
+    let source = begun.source.chat_template()?.map(str::to_owned);
+    let given = TemplateArgs {
+        chat_template: arguments.template.chat_template.clone(),
+        chat_template_file: arguments.template.chat_template_file.clone(),
+        ..TemplateArgs::default()
+    };
+    // A model whose own template is broken can still complete texts; one that was asked for must work.
+    let own = given.chat_template.is_none() && given.chat_template_file.is_none();
+    let template = match prompt::template_source(&given, source.as_deref()) {
+        Err(error) if own => {
+            say!("warning: no chats: {}", words(&error));
+            None
+        }
+        other => other?,
+    };
+    let parallel = arguments.server.parallel;
+    let session = begun.load_for(&arguments.compute, Needs::Usual, parallel, &interrupt)?;
+    Ok(Loaded {
+        template,
+        template_source: source.filter(|_| own).unwrap_or_default(),
+        names: names(&arguments.server.alias, &arguments.model, &session.source.name),
+        trained_context: session.source.model.spec.context,
+        tokenizer: session.tokenizer,
+        engine: session.engine,
+        sampling,
+        parallel,
+    })
+}
+
+/// What clients may call the model: the names given, or the file's and the one it has inside.
+fn names(alias: &[String], model: &ModelArgs, inner: &str) -> Vec<String> {
+    if !alias.is_empty() {
+        return alias.to_vec();
+    }
+    let file = model.path.as_ref().or(model.model.as_ref());
+    let mut names: Vec<String> = file.and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned()).into_iter().collect();
+    if !names.iter().any(|name| name == inner) {
+        names.push(inner.to_owned());
+    }
+    names
+}
