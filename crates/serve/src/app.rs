@@ -103,12 +103,7 @@ impl App {
     }
 
     /// Hands a request to the engine.
-    pub(crate) fn generate(
-        &self,
-        model: &Model,
-        generation: Generation,
-        start: TextStart,
-    ) -> Result<Answer, ApiError> {
+    pub(crate) fn generate(&self, model: &Model, generation: Generation, start: TextStart) -> Result<Answer, ApiError> {
         let arrived = Instant::now();
         let mut updates = 0;
         for prompt in &generation.prompts {

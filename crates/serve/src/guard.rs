@@ -67,9 +67,7 @@ pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, request: Request, n
     match key(request.headers()) {
         Some(key) if app.keys.admit(key) => next.run(request).await,
         Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
-        None => {
-            ApiError::unauthorized("an API key is needed, in a header `Authorization: Bearer KEY`").into_response()
-        }
+        None => ApiError::unauthorized("an API key is needed, in a header `Authorization: Bearer KEY`").into_response(),
     }
 }
 

@@ -217,13 +217,7 @@ impl Server {
 }
 
 /// Runs the engine until the server ends.
-fn work(
-    loaded: Loaded,
-    app: &App,
-    queue: Receiver<Command>,
-    metrics: Arc<Metrics>,
-    snapshot: Arc<Mutex<Snapshot>>,
-) {
+fn work(loaded: Loaded, app: &App, queue: Receiver<Command>, metrics: Arc<Metrics>, snapshot: Arc<Mutex<Snapshot>>) {
     let (model, engine) = Model::new(loaded);
     tracing::info!(model = model.name(), context = model.context, parallel = model.parallel, "ready");
     let runner = Runner::new(engine, queue, metrics, snapshot);
@@ -251,7 +245,8 @@ fn finish(thread: JoinHandle<Result<(), ServeError>>, app: &App) -> Result<(), S
 /// All paths.
 fn routes(app: &Arc<App>) -> Router {
     let nothing = |request: Request| async move { ApiError::no_route(request.method().as_str(), request.uri().path()) };
-    let no_method = |request: Request| async move { ApiError::no_method(request.method().as_str(), request.uri().path()) };
+    let no_method =
+        |request: Request| async move { ApiError::no_method(request.method().as_str(), request.uri().path()) };
     let closed = api::router().layer(middleware::from_fn_with_state(app.clone(), guard::ask_for_key));
     let routes = closed.merge(api::open_router()).fallback(nothing).method_not_allowed_fallback(no_method);
     routes.layer(middleware::from_fn(guard::accompany)).with_state(app.clone())

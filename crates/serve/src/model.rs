@@ -63,7 +63,8 @@ pub(crate) struct TemplateOptions {
 impl Model {
     /// Takes what handlers need; gives the engine back.
     pub(crate) fn new(loaded: Loaded) -> (Model, Engine) {
-        let Loaded { engine, tokenizer, template, template_source, names, trained_context, sampling, parallel } = loaded;
+        let Loaded { engine, tokenizer, template, template_source, names, trained_context, sampling, parallel } =
+            loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
         let model = Model {

@@ -244,7 +244,8 @@ impl Runner {
 
     /// Cancels what nobody waits for any more.
     fn drop_abandoned(&mut self) {
-        let gone: Vec<SequenceId> = self.live.iter().filter(|(_, l)| l.updates.is_closed()).map(|(id, _)| *id).collect();
+        let gone: Vec<SequenceId> =
+            self.live.iter().filter(|(_, l)| l.updates.is_closed()).map(|(id, _)| *id).collect();
         for id in gone {
             self.engine.cancel(id);
             if let Some(live) = self.live.remove(&id) {

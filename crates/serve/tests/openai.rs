@@ -89,7 +89,8 @@ fn completions_take_texts_and_tokens_and_several_of_them() {
     let server = serve(USUAL);
     let one = server.post("/v1/completions", &completion(json!({}))).ok();
     assert_eq!((&one["object"], &one["usage"]["completion_tokens"]), (&json!("text_completion"), &json!(12)));
-    let tokens = server.post("/tokenize", &json!({"content": "The sea is", "add_special": true})).ok()["tokens"].clone();
+    let tokens =
+        server.post("/tokenize", &json!({"content": "The sea is", "add_special": true})).ok()["tokens"].clone();
     assert_eq!(one["usage"]["prompt_tokens"], tokens.as_array().expect("ids").len());
     let by_ids = server.post("/v1/completions", &completion(json!({"prompt": tokens}))).ok();
     assert_eq!(one["choices"], by_ids["choices"]);
@@ -162,7 +163,10 @@ fn an_echoed_prompt_has_log_probabilities_too() {
     // The prompt alone, scored: the same numbers, whether or not its beginning is cached by now.
     let alone = completion(json!({"echo": true, "logprobs": 1, "max_tokens": 0}));
     let alone = server.post("/v1/completions", &alone).ok()["choices"][0]["logprobs"].clone();
-    assert_eq!(alone["token_logprobs"].as_array().map(|l| &l[..prompt]), lists["token_logprobs"].as_array().map(|l| &l[..prompt]));
+    assert_eq!(
+        alone["token_logprobs"].as_array().map(|l| &l[..prompt]),
+        lists["token_logprobs"].as_array().map(|l| &l[..prompt])
+    );
     assert_eq!(alone["tokens"].as_array().expect("a list").len(), prompt);
 }
 
@@ -252,7 +256,8 @@ fn an_overflow_says_what_is_needed_and_what_there_is() {
     assert!(["609", "600", "10", "512"].iter().all(|n| message.contains(n)), "{message}");
     // What just fits is taken.
     let ids: Vec<u32> = (0..503).map(|i| i % 250).collect();
-    let full = server.post("/v1/completions", &completion(json!({"prompt": ids, "max_tokens": 10, "ignore_eos": true})));
+    let full =
+        server.post("/v1/completions", &completion(json!({"prompt": ids, "max_tokens": 10, "ignore_eos": true})));
     assert_eq!(full.ok()["usage"]["total_tokens"], 513, "the last token needs no place in the context");
 }
 

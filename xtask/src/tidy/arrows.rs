@@ -20,7 +20,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("predict", &["ir"]),
     ("tuner", &["compiler", "ir"]),
     ("serve", &["engine", "text", "ir"]),
-    ("zinc", &["serve", "engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"]),
+    (
+        "zinc",
+        &["serve", "engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"],
+    ),
 ];
 
 /// A crate from outside and the only crates of ours that may depend on it.

@@ -168,3 +168,13 @@ fn the_best_logits_are_enough_for_a_small_top_k() {
     let penalized = Sampling { temperature: 1.0, top_k: 40, repeat_penalty: 1.1, ..Sampling::default() };
     assert_eq!(penalized.candidates(), None);
 }
+
+#[test]
+fn a_bias_goes_before_penalties_and_takes_the_choice_from_the_device() {
+    let s = Sampling { bias: Arc::from([(1, 3.0), (9, 1.0)]), repeat_penalty: 2.0, ..Sampling::default() };
+    assert_eq!(reorder(&[1.0, 1.0], &[1], &s), [1.0, 2.0]);
+    let s = Sampling { bias: Arc::from([(0, -2.0)]), ..Sampling::default() };
+    assert!(!s.is_argmax() && Sampling { temperature: 1.0, top_k: 4, ..s.clone() }.candidates().is_none());
+    assert_eq!(Sampler::new(s).sample(&[1.0, 0.5], &[]), Some(1));
+    assert!(Sampling { bias: Arc::from([(0, f32::NAN)]), ..Sampling::default() }.check().is_err());
+}

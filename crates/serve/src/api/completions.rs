@@ -56,8 +56,9 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     let model = app.model()?;
     let Asked { name, streaming, prompts, echo, mut generation } = read(super::fields(&app, request).await?, &model)?;
     let encoder = model.clone();
-    let (ids, texts) = aside(move || encode(&encoder, prompts)).await?;
-    let first = ids.iter().filter(|_| echo).filter_map(|p| p.first().copied()).collect();
+    let encode_all = move || prompts.into_iter().map(|prompt| encode(&encoder, prompt)).collect::<Result<Vec<_>, _>>();
+    let (ids, texts): (Vec<_>, Vec<_>) = aside(encode_all).await?.into_iter().unzip();
+    let first = ids.iter().filter(|_| echo).filter_map(|p: &Arc<[u32]>| p.first().copied()).collect();
     generation.prompts = ids;
     generation.echo = echo.then_some(texts);
     let (choices, n, scored) = (generation.choices(), generation.n, generation.logprobs.is_some());
@@ -86,7 +87,10 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
         echo: None,
     };
-    parameters::finish(fields, &[("suffix", json!("")), ("prompt_logprobs", json!(0)), ("add_special_tokens", json!(true))])?;
+    parameters::finish(
+        fields,
+        &[("suffix", json!("")), ("prompt_logprobs", json!(0)), ("add_special_tokens", json!(true))],
+    )?;
     Ok(Asked { name, streaming, prompts, echo, generation })
 }
 
@@ -118,26 +122,21 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
     }
 }
 
-/// Token ids and texts of prompts.
-fn encode(model: &Model, prompts: Vec<Prompt>) -> Result<(Vec<Arc<[u32]>>, Vec<String>), ApiError> {
+/// Token ids and text of a prompt.
+fn encode(model: &Model, prompt: Prompt) -> Result<(Arc<[u32]>, String), ApiError> {
     let wrong = |error: zinc_text::TokenizerError| ApiError::parameter("prompt", error.to_string());
-    let mut all = (vec![], vec![]);
-    for prompt in prompts {
-        let (ids, text) = match prompt {
-            // As llama.cpp reads a completion's prompt: special tokens may be written out.
-            Prompt::Text(text) => (model.tokenizer.encode(&text, true, true).map_err(wrong)?, text),
-            Prompt::Tokens(ids) => {
-                let text = model.tokenizer.decode(&ids, false).map_err(wrong)?;
-                (ids, text)
-            }
-        };
-        if ids.is_empty() {
-            return Err(ApiError::parameter("prompt", "a prompt has no tokens"));
+    let (ids, text) = match prompt {
+        // As llama.cpp reads a completion's prompt: special tokens may be written out.
+        Prompt::Text(text) => (model.tokenizer.encode(&text, true, true).map_err(wrong)?, text),
+        Prompt::Tokens(ids) => {
+            let text = model.tokenizer.decode(&ids, false).map_err(wrong)?;
+            (ids, text)
         }
-        all.0.push(ids.into());
-        all.1.push(text);
+    };
+    match ids.is_empty() {
+        true => Err(ApiError::parameter("prompt", "a prompt has no tokens")),
+        false => Ok((ids.into(), text)),
     }
-    Ok(all)
 }
 
 impl Head {

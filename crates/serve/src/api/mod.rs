@@ -6,8 +6,8 @@
 //!
 //! Another family is another file here and its rows in [`router`].
 
-mod completions;
 mod chat;
+mod completions;
 mod llama_cpp;
 mod logprobs;
 mod models;
@@ -77,9 +77,7 @@ async fn fields(app: &App, request: Request) -> Result<Fields, ApiError> {
 }
 
 /// Runs what takes long (templates, tokenizing) beside the connections.
-async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
     let ended = |_| ApiError::internal("a template or a tokenizer has failed");
     tokio::task::spawn_blocking(work).await.map_err(ended)?
 }

@@ -164,7 +164,8 @@ impl Request {
         let mut reader = BufReader::new(stream);
         let mut line = String::new();
         reader.read_line(&mut line).expect("a status line");
-        let status = line.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("status in {line:?}"));
+        let status =
+            line.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("status in {line:?}"));
         let mut headers = vec![];
         loop {
             line.clear();

@@ -224,7 +224,8 @@ fn names(alias: &[String], model: &ModelArgs, inner: &str) -> Vec<String> {
         return alias.to_vec();
     }
     let file = model.path.as_ref().or(model.model.as_ref());
-    let mut names: Vec<String> = file.and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned()).into_iter().collect();
+    let mut names: Vec<String> =
+        file.and_then(|f| f.file_stem()).map(|s| s.to_string_lossy().into_owned()).into_iter().collect();
     if !names.iter().any(|name| name == inner) {
         names.push(inner.to_owned());
     }
