@@ -136,7 +136,7 @@ pub fn crowded_experts(device: &mut dyn Device, format: &str, choices: Choices, 
 fn compare(device: &mut dyn Device, format: &str, choices: Choices, tokens: &[u32], tolerance: f64) {
     let (case, rows) = (Case::new(quant::by_name(format).expect("a format")), tokens.len());
     let what = format!("experts in {format}, {rows} rows, {choices:?}, {}", device.description());
-    let mut driver = Driver::new(device, &case.graph, &case, KvType::F32, choices, 1, 64);
+    let mut driver = Driver::new(device, &case.graph, &case, KvType::F32, choices, 1, 256);
     let output = driver.step(&[Chunk { sequence: 0, tokens }], rows as u32 + 1, Tail::Logits);
     let StepOutput::Logits(got) = output else { panic!("asked for logits") };
     let expected = case.expected(tokens);

@@ -91,7 +91,9 @@ fn experts_of_many_rows() {
         mixture_of_experts(device, "Q8_0", choices(ActPrecision::F32), 60, 5e-6);
         mixture_of_experts(device, "Q6_K", choices(ActPrecision::F16), 60, 1e-3);
         crowded_experts(device, "Q4_K", choices(ActPrecision::F32), 60, 5e-6);
-        crowded_experts(device, "Q4_K", choices(ActPrecision::F16), 20, 1e-3);
+        for rows in [20, 200] {
+            crowded_experts(device, "Q4_K", choices(ActPrecision::F16), rows, 1e-3);
+        }
     });
 }
 

@@ -13,7 +13,7 @@ use super::stage::{Lines, Picks, Stage};
 use super::{Epilogue, Size, Way};
 use crate::kernels::args::launch;
 use crate::kernels::expert_order::{ExpertTile, Order, TILE_BYTES, places};
-use crate::kernels::{MATVEC_ROWS, experts, route, rows, tables};
+use crate::kernels::{experts, route, rows, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, LaunchSketch, Operand, Template};
 use crate::{CompileError, Region};
@@ -27,13 +27,12 @@ pub(in crate::kernels) static SORTED: Template = Template {
     emit,
 };
 
-/// Rows of a step, times those experts that each uses, for every expert that there is: from so many on sorting pays.
-const ROWS_PER_EXPERT: (u32, u32) = (1, 4);
+/// So many experts for each row of one that is used are too many: sorting does not pay.
+const EXPERTS_PER_ROW: u32 = 4;
 
 /// Are there rows enough to sort them?
-fn many(rows: u32, Routing { experts, used }: Routing) -> bool {
-    let (numerator, denominator) = ROWS_PER_EXPERT;
-    rows > MATVEC_ROWS && rows as u64 * used as u64 * denominator as u64 >= experts as u64 * numerator as u64
+fn many(f: &Finder<'_>, node: NodeId, Routing { experts, used }: Routing) -> bool {
+    !f.few_rows(node) && experts as u64 <= EXPERTS_PER_ROW as u64 * used as u64 * f.ctx.rows(node) as u64
 }
 
 fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
@@ -42,7 +41,7 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
         _ => node,
     };
     let Op::ExpertSum { x: down, route } = *f.op(sum) else { return None };
-    if f.ctx.caps.native || !many(f.ctx.rows(node), f.ctx.graph.routing(route)) {
+    if !many(f, node, f.ctx.graph.routing(route)) {
         return None;
     }
     let (h, same_route, _) = experts::product(f, down)?;

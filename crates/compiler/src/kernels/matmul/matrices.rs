@@ -45,6 +45,9 @@ const CUTS: &[([u32; 2], [u32; 2])] = &[
     ([1, 1], [1, 1]),
 ];
 
+/// Subgroups without rows multiply nothing in tiles of experts, of which the last is half full on average.
+const SKIP_EMPTY: bool = true;
+
 /// Halves in an element of the shared memory, which is 16 bytes.
 const EIGHT: u32 = 8;
 
@@ -111,8 +114,10 @@ impl Tile {
 pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>) {
     let memory = b.shared("tile", Type::U32X4, t.pieces(s.size.sets));
     let place = [b.subgroup_id() / t.subgroups[1], b.subgroup_id() % t.subgroups[1]];
-    let mut tile = Body { b, t, s, memory, place, rows: vec![] };
+    let mut tile = Body { b, t, s, memory, place, rows: vec![], busy: None };
     tile.rows = tile.input_items().iter().map(|(i, _)| s.input_row(b, *i / (t.units * (UNIT / EIGHT)))).collect();
+    let first = || s.lines.first + place[0] * (t.each[0] * t.shape.m as u32);
+    tile.busy = (SKIP_EMPTY && s.size.groups > 1 && t.subgroups[0] > 1).then(|| first().le(s.lines.last));
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let count = s.size.sets * t.each[0] * t.each[1];
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); count as usize];
@@ -153,6 +158,8 @@ struct Body<'a, 'b> {
     place: [Val<'b>; 2],
     /// Of this lane's pieces of inputs: the element offsets of their rows, which do not change from step to step.
     rows: Vec<Val<'b>>,
+    /// Has this subgroup rows, where tiles are often not full?
+    busy: Option<Val<'b>>,
 }
 
 /// What a lane has read of a step.
@@ -221,7 +228,12 @@ impl<'b> Body<'_, 'b> {
     /// Adds the columns in the buffer at piece `buffer` to the sums `[set][row block][feature block]`, in order.
     fn multiply(&self, buffer: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let k = self.t.shape.k as u32;
-        (0..self.t.units * UNIT / k).fold(sums.to_vec(), |sums, step| self.multiply_step(buffer, step * k, &sums))
+        let steps = 0..self.t.units * UNIT / k;
+        let multiply = || steps.fold(sums.to_vec(), |sums, step| self.multiply_step(buffer, step * k, &sums));
+        match self.busy {
+            Some(busy) => self.b.if_else(busy, multiply, || sums.to_vec()),
+            None => multiply(),
+        }
     }
 
     fn multiply_step(&self, buffer: Val<'b>, col: u32, sums: &[Val<'b>]) -> Vec<Val<'b>> {
