@@ -1,5 +1,6 @@
 //! The conformance suite: the same cases on the kernel interpreter, the CPU and Vulkan.
 
+mod attention;
 mod batches;
 mod cases;
 mod chains;
@@ -10,6 +11,7 @@ mod fixture;
 mod interpreted;
 mod persistent;
 
+pub use attention::attention_of_prompts;
 pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
 pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use chains::{chained_equals_unchained, tails_agree};

@@ -1,134 +1,23 @@
-//! Attention of prompts on matrices, for sizes and batches that models bring, against sums in F64.
+//! Attention of prompts on matrices in the interpreter: head sizes, groups and windows.
 
-use std::sync::Arc;
-use zinc_compiler::{Choices, compile};
-use zinc_conformance::{Chunk, Driver, InterpretedDevice, gpu_caps};
-use zinc_ir::device::WeightSource;
-use zinc_ir::graph::{AttentionSpec, Graph, WeightId};
-use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, StepOutput, Tail};
-use zinc_ir::quant;
+use zinc_conformance::{InterpretedDevice, attention_of_prompts, gpu_caps};
+use zinc_ir::graph::AttentionSpec;
 
-/// Tokens there are.
-const VOCABULARY: u32 = 61;
-const CONTEXT: u32 = 128;
-const SEQUENCES: usize = 3;
-
-/// q, k and v of each token: F32 whose values halves have, too.
-struct Tables(Vec<Vec<u8>>);
-
-impl WeightSource for Tables {
-    fn bytes(&self, weight: WeightId) -> Option<&[u8]> {
-        Some(&self.0[weight.index()])
-    }
-}
-
-impl Tables {
-    fn new(graph: &Graph) -> Tables {
-        let mut state = 99u32;
-        let mut next = move || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            ((state >> 16) % 129) as f32 / 64.0 - 1.0
-        };
-        let table = |count: u32| (0..count).flat_map(|_| next().to_le_bytes()).collect();
-        Tables(graph.weights().iter().map(|w| w.rows * w.cols).map(table).collect())
-    }
-
-    fn row(&self, table: usize, token: u32) -> Vec<f64> {
-        let all = &self.0[table];
-        let bytes = all.len() / VOCABULARY as usize;
-        let row = &all[token as usize * bytes..][..bytes];
-        row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64).collect()
-    }
-}
-
-fn graph(spec: AttentionSpec) -> Graph {
-    let mut g = Graph::new();
-    let [q, k, v] = [("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)].map(|(name, heads)| {
-        let table = g.weight(name, VOCABULARY, heads * spec.head_dim, quant::F32);
-        g.embed(table)
-    });
-    let append = g.kv_append(k, v, spec.head_dim);
-    let y = g.attention(q, append, spec);
-    let y = g.select_rows(y);
-    g.set_logits(y);
-    g
-}
-
-/// What the last of `tokens` gets.
-fn expected(spec: &AttentionSpec, tables: &Tables, tokens: &[u32]) -> Vec<f64> {
-    let (d, group) = (spec.head_dim as usize, (spec.heads / spec.kv_heads) as usize);
-    let first = spec.window.map_or(0, |w| tokens.len().saturating_sub(w as usize));
-    let q = tables.row(0, *tokens.last().expect("a token"));
-    let [k, v] = [1, 2].map(|t| tokens[first..].iter().map(|token| tables.row(t, *token)).collect::<Vec<_>>());
-    let head = |h: usize| {
-        let own = |row: &[f64]| row[h / group * d..][..d].to_vec();
-        let dot = |k: &Vec<f64>| q[h * d..][..d].iter().zip(own(k)).map(|(q, k)| q * k).sum::<f64>();
-        let scores: Vec<f64> = k.iter().map(|k| dot(k) * spec.scale as f64).collect();
-        let max = scores.iter().copied().fold(f64::MIN, f64::max);
-        let p: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-        let sum: f64 = p.iter().sum();
-        (0..d).map(|e| p.iter().zip(&v).map(|(p, v)| p * own(v)[e]).sum::<f64>() / sum).collect::<Vec<f64>>()
-    };
-    (0..spec.heads as usize).flat_map(head).collect()
-}
-
-/// Steps of several sequences, with rows of each: short and long ones, one that waits, one that joins late.
-const STEPS: [[usize; SEQUENCES]; 4] = [[40, 9, 0], [1, 0, 12], [13, 30, 1], [0, 17, 33]];
-
-fn check(spec: AttentionSpec, subgroup: u32) {
-    let what = format!("{spec:?} in subgroups of {subgroup}");
-    let graph = Arc::new(graph(spec));
-    let tables = Tables::new(&graph);
-    let caps = gpu_caps(subgroup);
-    let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
-    let kv = Arc::new(KvLayout::new(&graph, KvType::F16, 4));
-    let bucket = Bucket { tokens: 64, outputs: 64, context: CONTEXT, sequences: 1, tail: Tail::Logits };
-    let plan = compile(&graph, &kv, bucket, &caps, &choices).unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(plan.launches().any(|l| l.template == "attention_matrices"), "{what}:\n{plan}");
-    let mut device = InterpretedDevice::new(caps, spec.head_dim as u64);
-    let mut driver = Driver::new(&mut device, &graph, &tables, KvType::F16, choices, SEQUENCES as u32, CONTEXT);
-    let mut texts: [Vec<u32>; SEQUENCES] = Default::default();
-    let mut worst = 0.0f64;
-    for step in STEPS {
-        let fed: Vec<Vec<u32>> = (0..SEQUENCES as u32)
-            .zip(step)
-            .map(|(s, rows)| {
-                (0..rows as u32).map(|i| (i * i * 5 + i * 7 + s * 11 + step[0] as u32) % VOCABULARY).collect()
-            })
-            .collect();
-        let chunks: Vec<Chunk<'_>> = fed
-            .iter()
-            .enumerate()
-            .filter(|f| !f.1.is_empty())
-            .map(|(sequence, tokens)| Chunk { sequence, tokens })
-            .collect();
-        let StepOutput::Logits(got) = driver.step(&chunks, 64, Tail::Logits) else { panic!("asked for logits") };
-        let mut rows = got.chunks_exact((spec.heads * spec.head_dim) as usize);
-        for (s, tokens) in fed.iter().enumerate() {
-            for token in tokens {
-                texts[s].push(*token);
-                let expected = expected(&spec, &tables, &texts[s]);
-                let got = rows.next().expect("a row for each token");
-                worst = expected.iter().zip(got).map(|(e, g)| (e - *g as f64).abs()).fold(worst, f64::max);
-            }
-        }
-    }
-    println!("{what}: {worst:.1e}");
-    assert!(worst < 1e-3, "{what}: off by {worst}");
+fn check(heads: u32, kv_heads: u32, head_dim: u32, window: Option<u32>, subgroup: u32) {
+    // The factor is a power of two: queries stay exact.
+    let spec = AttentionSpec { heads, kv_heads, head_dim, scale: 0.125, window };
+    let mut device = InterpretedDevice::new(gpu_caps(subgroup), head_dim as u64);
+    attention_of_prompts(&mut device, spec, "attention_matrices");
 }
 
 #[test]
 fn head_sizes_groups_and_windows() {
-    let spec = |heads, kv_heads, head_dim, window| {
-        // A power of two: queries stay exact.
-        AttentionSpec { heads, kv_heads, head_dim, scale: 0.125, window }
-    };
-    check(spec(4, 2, 64, None), 32);
-    check(spec(6, 2, 80, None), 8);
-    check(spec(5, 1, 96, Some(20)), 64);
-    check(spec(14, 2, 112, None), 16);
-    check(spec(8, 1, 128, None), 32);
-    check(spec(2, 2, 128, Some(33)), 64);
-    check(spec(4, 1, 256, Some(50)), 32);
-    check(spec(2, 1, 256, None), 4);
+    check(4, 2, 64, None, 32);
+    check(6, 2, 80, None, 8);
+    check(5, 1, 96, Some(20), 64);
+    check(14, 2, 112, None, 16);
+    check(8, 1, 128, None, 32);
+    check(2, 2, 128, Some(33), 64);
+    check(4, 1, 256, Some(50), 32);
+    check(2, 1, 256, None, 4);
 }

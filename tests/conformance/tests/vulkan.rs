@@ -4,11 +4,13 @@ mod support;
 
 use zinc_compiler::Choices;
 use zinc_conformance::{
-    ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
+    ARCHITECTURES, FORMATS, architecture, attention_of_prompts, batch_equals_solo, best_candidates_are_the_logits_best,
     chained_equals_unchained, crowded_experts, format, greedy_equals_reference, mixture_of_experts,
     persistent_equals_launches, tails_agree,
 };
 use zinc_ir::device::{Caps, Device};
+use zinc_ir::graph::AttentionSpec;
+use zinc_ir::kernel::Scalar;
 use zinc_ir::plan::{ActPrecision, KvType};
 use zinc_vulkan::{DeviceType, Options, VulkanDevice};
 
@@ -93,6 +95,19 @@ fn experts_of_many_rows() {
         crowded_experts(device, "Q4_K", choices(ActPrecision::F32), 60, 5e-6);
         for rows in [20, 200] {
             crowded_experts(device, "Q4_K", choices(ActPrecision::F16), rows, 1e-3);
+        }
+    });
+}
+
+/// On matrices where the device has those of halves with sums in singles, also if software emulates them.
+#[test]
+fn attention() {
+    on_device(|device| {
+        let able = device.caps().matrices.iter().any(|m| (m.input, m.acc) == (Scalar::F16, Scalar::F32));
+        let template = if able { "attention_matrices" } else { "attention_tiled" };
+        for (heads, kv_heads, head_dim, window) in [(8, 2, 64, None), (5, 1, 128, Some(33)), (2, 2, 256, None)] {
+            let spec = AttentionSpec { heads, kv_heads, head_dim, scale: 0.125, window };
+            attention_of_prompts(device, spec, template);
         }
     });
 }

@@ -50,9 +50,10 @@ const SKIP_RESCALING: bool = true;
 /// The next chunk is loaded into registers while this one is computed.
 const PREFETCH: bool = true;
 
-/// In wider subgroups, queries are loaded from shared memory for each chunk: known hardware then keeps elements of A and
-/// B several times, and there would not be registers enough for them.
-const WIDEST_WITH_QUERIES_IN_REGISTERS: u32 = 32;
+/// Known hardware with wider subgroups keeps elements of A and B several times, and gives each lane a line along `k`. So
+/// queries are loaded from shared memory for each chunk, or else there would not be registers enough, and V is transposed
+/// while it is staged, so that such a line is one load.
+const WIDE: u32 = 32;
 
 /// How a tile is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,13 +107,18 @@ impl Tile {
     fn scores_line(&self) -> u32 {
         self.chunk / 4 + self.lanes_per_query()
     }
-    /// Queries stay in registers.
-    fn keeps_queries(&self) -> bool {
-        self.subgroup <= WIDEST_WITH_QUERIES_IN_REGISTERS
+    /// See [`WIDE`].
+    fn wide(&self) -> bool {
+        self.subgroup > WIDE
+    }
+    /// Bytes of the staged V.
+    fn values_bytes(&self) -> u32 {
+        let width = self.widths[1];
+        if self.wide() { width * self.line(self.chunk) * 16 } else { self.chunk * self.line(width) * 16 }
     }
     fn shared_bytes(&self) -> u32 {
-        let staged: u32 = self.widths.iter().map(|w| self.chunk * self.line(*w) * 16).sum();
-        let queries = if self.keeps_queries() { 0 } else { self.queries() * self.line(self.widths[0]) * 16 };
+        let staged = self.chunk * self.line(self.widths[0]) * 16 + self.values_bytes();
+        let queries = if self.wide() { self.queries() * self.line(self.widths[0]) * 16 } else { 0 };
         staged + queries + self.queries() * (self.scores_line() * 16 + self.weights_line() * 8 + 4)
     }
 
@@ -178,8 +184,11 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             out: region.gives.contains(&node).then(|| args.write("y", Operand::Value(node))),
             out_halves: halved.map(|h| args.write("halves", Operand::Value(h))),
             keys: b.shared("keys", Type::U32X4, tile.chunk * tile.line(tile.widths[0])),
-            values: b.shared("values", Type::U32X4, tile.chunk * tile.line(tile.widths[1])),
-            queries: (!tile.keeps_queries()).then(|| {
+            values: match tile.wide() {
+                true => b.shared("values", Type::U32, tile.values_bytes() / 4),
+                false => b.shared("values", Type::U32X4, tile.values_bytes() / 16),
+            },
+            queries: tile.wide().then(|| {
                 b.shared("queries", Type::Vec(Scalar::F16, 4), tile.queries() * tile.line(tile.widths[0]) * 2)
             }),
             scores: b.shared("scores", Type::F32X4, tile.queries() * tile.scores_line()),
@@ -205,7 +214,7 @@ struct Kernel<'b> {
     out_halves: Option<Val<'b>>,
     /// Words `[token][element / 8]` of K, padded.
     keys: u32,
-    /// The same of V.
+    /// The same of V; or transposed, U32 `[element][token / 2]`.
     values: u32,
     /// Quads of halves `[query][element / 4]`, padded, if they are not in registers.
     queries: Option<u32>,
