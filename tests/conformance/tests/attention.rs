@@ -7,7 +7,7 @@ fn check(heads: u32, kv_heads: u32, head_dim: u32, window: Option<u32>, subgroup
     // The factor is a power of two: queries stay exact.
     let spec = AttentionSpec { heads, kv_heads, head_dim, scale: 0.125, window };
     let mut device = InterpretedDevice::new(gpu_caps(subgroup), head_dim as u64);
-    attention_of_prompts(&mut device, spec, "attention_matrices");
+    attention_of_prompts(&mut device, spec, Some("attention_matrices"));
 }
 
 #[test]
