@@ -177,7 +177,8 @@ impl Space<'_> {
         all[1..].sort_by_key(|cut| cut.distance(rule));
         let mut known = HashSet::new();
         all.retain(|cut| known.insert(*cut));
-        let used = ctx.choices.tuned.get(&self.key).copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
+        let tuned = ctx.choices.tuned.get(&self.key).filter(|_| !ctx.choices.invariant);
+        let used = tuned.copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
         Cuts { key: self.key, all, used }
     }
 

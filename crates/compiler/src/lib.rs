@@ -36,13 +36,17 @@ pub struct Choices {
     pub fuse: bool,
     /// Use cooperative matrices where the device has them.
     pub matrices: bool,
+    /// The same kernels, with sums in the same order, for every number of rows and every context: a token's logits then
+    /// have the same bits alone, in any batch, and however its prompt was cut into steps. Those are the kernels for many
+    /// rows, with inputs of products that are not quantized; `tuned` is ignored.
+    pub invariant: bool,
     /// Cuts to use instead of what the rules say.
     pub tuned: Arc<Tuned>,
 }
 
 impl Default for Choices {
     fn default() -> Choices {
-        Choices { act: ActPrecision::F32, fuse: true, matrices: true, tuned: Arc::default() }
+        Choices { act: ActPrecision::F32, fuse: true, matrices: true, invariant: false, tuned: Arc::default() }
     }
 }
 

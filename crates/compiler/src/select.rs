@@ -69,7 +69,8 @@ impl<'a> Finder<'a> {
 
     /// Do products of this many rows go the mat-vec way?
     pub fn few_rows(&self, id: NodeId) -> bool {
-        self.ctx.caps.native || self.ctx.rows(id) <= crate::kernels::MATVEC_ROWS
+        let few = self.ctx.rows(id) <= crate::kernels::MATVEC_ROWS;
+        self.ctx.caps.native || (few && !self.ctx.choices.invariant)
     }
 }
 

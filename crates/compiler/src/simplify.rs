@@ -50,7 +50,7 @@ struct Source {
 /// The graph with quantized inputs for the products of few rows that take them, and halves for those of many rows.
 pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> Arc<Graph> {
     // The two halves of a block are summed by different lanes.
-    if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 {
+    if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 || choices.invariant {
         return graph.clone();
     }
     let wide = choices.act == ActPrecision::F16;

@@ -1,11 +1,14 @@
 //! Buckets: the few sizes that plans are made for.
 //!
 //! ```text
-//! step of 5 rows, 2 outputs, 300 tokens of context ──► plan for 8 rows, 2 outputs, 1024 tokens
+//! 21 sequences generate, 300 tokens of context at most   ──► plan for 24 rows, outputs and sequences, 1024 tokens
+//! 300 rows of prompts and of 2 sequences that generate   ──► plan for 384 rows, 4 outputs, 4 sequences
 //! ```
 //!
-//! A plan has its sizes as constants, so every size needs its own; rounding up keeps their number small and the
-//! waste below one half. Contexts grow by four: attention skips what lies beyond a row's position anyway.
+//! A plan has its sizes as constants, so every size needs its own; rounding up keeps their number small. Rows cost time,
+//! so they are rounded finely: by eight rows at most up to 64, by 16 up to 128, by half of their number beyond. Beside
+//! prompts, outputs and sequences cost next to nothing and are rounded to powers of four. Contexts grow by four, too:
+//! attention skips what lies beyond a row's position anyway.
 
 use zinc_ir::plan::{Bucket, PAGE_TOKENS, Tail};
 
@@ -45,15 +48,38 @@ impl Limits {
 
     /// The bucket for a step of these sizes, each within its limit.
     pub(crate) fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
-        let power = |n: u32, limit: u32| if n == 0 { 0 } else { n.next_power_of_two().min(limit) };
-        Bucket {
-            tokens: power(rows, self.rows),
-            outputs: power(outputs, self.outputs),
-            context: context_bucket(context, self.context),
-            sequences: power(sequences, self.sequences),
-            tail,
+        let tokens = rows_bucket(rows).min(self.rows);
+        let context = context_bucket(context, self.context);
+        if rows == outputs && rows == sequences {
+            // They have one row each and generate.
+            let tokens = tokens.min(self.outputs).min(self.sequences);
+            return Bucket { tokens, outputs: tokens, context, sequences: tokens, tail };
         }
+        let coarse = |n: u32, limit: u32| if n == 0 { 0 } else { power_of_four(n).min(limit).min(tokens) };
+        let (outputs, sequences) = (coarse(outputs, self.outputs), coarse(sequences, self.sequences));
+        Bucket { tokens, outputs, context, sequences, tail }
     }
+
+    /// The bucket for a step in which so many sequences generate.
+    pub(crate) fn generating(&self, sequences: u32, context: u32, tail: Tail) -> Bucket {
+        self.bucket(sequences, sequences, sequences, context, tail)
+    }
+}
+
+/// Rows that a plan for `rows` is made for.
+fn rows_bucket(rows: u32) -> u32 {
+    match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        65..=128 => rows.next_multiple_of(16),
+        _ => rows.next_multiple_of(rows.next_power_of_two() / 4),
+    }
+}
+
+/// The least power of four that is not below `n`.
+fn power_of_four(n: u32) -> u32 {
+    let two = n.next_power_of_two();
+    if two.trailing_zeros().is_multiple_of(2) { two } else { two * 2 }
 }
 
 #[cfg(test)]
@@ -66,10 +92,39 @@ mod tests {
     fn sizes_round_up_to_a_bucket_within_the_limits() {
         let b = LIMITS.bucket(5, 3, 3, 300, Tail::Logits);
         assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (8, 4, 4, 1024));
-        let b = LIMITS.bucket(70, 0, 1, 2000, Tail::Logits);
+        let b = LIMITS.bucket(97, 0, 1, 2000, Tail::Logits);
         assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (100, 0, 1, 2016));
         assert_eq!(LIMITS.bucket(1, 1, 1, 256, Tail::Greedy).context, 256);
         assert_eq!([256, 1024, 2016].map(|c| LIMITS.next_context(c)), [Some(1024), Some(2016), None]);
+    }
+
+    #[test]
+    fn rows_are_rounded_finely_and_what_costs_little_coarsely() {
+        let limits = Limits { rows: 512, outputs: 128, sequences: 128, context: 2048, candidates: 0 };
+        let decode = |n| {
+            let b = limits.generating(n, 1, Tail::Greedy);
+            assert!(b.tokens == b.outputs && b.tokens == b.sequences && b.tokens >= n, "{b:?}");
+            b.tokens
+        };
+        assert_eq!(
+            [1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 128].map(decode),
+            [1, 2, 4, 8, 8, 16, 16, 24, 40, 64, 80, 128]
+        );
+        assert!((9..=128).all(|n| decode(n) <= n + 15 && decode(n) * 4 <= n * 8));
+        let mixed = |rows, outputs, sequences| {
+            let b = limits.bucket(rows, outputs, sequences, 1, Tail::Greedy);
+            (b.tokens, b.outputs, b.sequences)
+        };
+        assert_eq!(mixed(512, 33, 34), (512, 64, 64));
+        assert_eq!(mixed(257, 1, 1), (384, 1, 1));
+        assert_eq!(mixed(385, 100, 2), (512, 128, 4));
+        assert_eq!(mixed(6, 5, 5), (8, 8, 8), "never more outputs than rows");
+        for rows in 1..=512 {
+            for outputs in 0..=rows.min(128) {
+                let (tokens, out, _) = mixed(rows, outputs, 1);
+                assert!(tokens >= rows && out >= outputs && out <= tokens, "{rows} {outputs}");
+            }
+        }
     }
 
     #[test]

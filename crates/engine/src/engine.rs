@@ -437,6 +437,10 @@ impl Engine {
                 }
             }
         }
+        let soon = self.scheduler.generating_soon(&self.limits);
+        if let Some(bucket) = soon.filter(|bucket| !self.programs.contains_key(bucket)) {
+            return self.begin(bucket);
+        }
         let Some(batch) = self.flight.back().map(|newest| &newest.batch) else { return };
         let Some(context) = self.limits.next_context(batch.bucket.context) else { return };
         let next = Bucket { context, ..batch.bucket };

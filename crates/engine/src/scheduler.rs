@@ -291,6 +291,20 @@ impl Scheduler {
         })
     }
 
+    /// The bucket of the step in which all running sequences will generate, while some of them still read their prompts.
+    pub(crate) fn generating_soon(&self, limits: &Limits) -> Option<Bucket> {
+        if self.running.iter().all(|s| s.cached >= s.tokens.len()) {
+            return None;
+        }
+        let (mut count, mut context, mut tail) = (0, 0, Tail::Greedy);
+        for sequence in self.running.iter().filter(|s| s.samples && s.limit > s.tokens.len() + 1) {
+            count += 1;
+            context = context.max(sequence.tokens.len() as u32 + 1);
+            tail = larger(tail, sequence.tail(limits.candidates));
+        }
+        (count > 0).then(|| limits.generating(count, context, tail))
+    }
+
     /// Is a sequence of the batch still there?
     pub(crate) fn has_part_of(&self, batch: &Batch) -> bool {
         batch.parts.iter().any(|part| self.running.iter().any(|s| s.id == part.id))

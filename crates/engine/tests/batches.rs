@@ -350,7 +350,7 @@ fn a_second_prompt_with_the_same_beginning_runs_only_its_end() {
         rows
     };
     let first: Vec<u32> = (0..100).map(|i| i % VOCABULARY).collect();
-    assert_eq!(rows_of(first.clone()), 128);
+    assert_eq!(rows_of(first.clone()), 112, "100, rounded up");
     assert_eq!(rows_of(first), 4, "96 of 100 tokens are in full pages");
 }
 
@@ -436,6 +436,30 @@ fn a_program_that_cannot_be_made_ahead_is_an_error_when_it_is_needed() {
         record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
     }
     assert_eq!(outcomes[&id], solo(&request, 512));
+}
+
+#[test]
+fn the_program_of_a_batch_is_there_when_its_prompts_have_been_read() {
+    let options = Options { context: 128, rows: 32, sequences: 12, in_flight: Some(2), ..Options::default() };
+    let mut engine = engine(options);
+    for first in 0..9 {
+        let request = Request { prompt: vec![first; 90], predict: Some(30), ..Request::default() };
+        engine.submit(request).unwrap();
+    }
+    let mut generating = 0;
+    while !engine.is_idle() {
+        // Time for the thread that makes the plan.
+        std::thread::sleep(std::time::Duration::from_millis(if generating == 0 { 20 } else { 0 }));
+        let before = engine.programs();
+        let program = engine.prepare_step(&mut |_| ()).unwrap();
+        let bucket = program.map(|p| p.plan.bucket);
+        if bucket.is_some_and(|b| [b.tokens, b.outputs, b.sequences] == [12; 3]) {
+            assert!(generating > 0 || engine.programs() == before, "the batch waited for its program");
+            generating += 1;
+        }
+        engine.step(&mut |_| ()).unwrap();
+    }
+    assert!(generating > 5, "16 rows are more than the 12 sequences there can be: {generating}");
 }
 
 /// All outcomes of some requests, submitted at once.

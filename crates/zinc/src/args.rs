@@ -158,6 +158,10 @@ pub(crate) struct ComputeArgs {
     /// How far inputs of matrix products may be rounded. Default: q8 on the CPU, f16 on Vulkan
     #[arg(long, value_name = "PRECISION")]
     pub(crate) act: Option<Act>,
+    /// The same answer, to the last bit, alone and beside others, however the prompt is cut into steps. On a GPU few
+    /// sequences are then slower: all steps go through the kernels for many rows
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
     /// Cut the kernels' work as the rules say, not as `zinc tune` found best
     #[arg(long)]
     pub(crate) no_tuned: bool,

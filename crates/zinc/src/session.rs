@@ -149,11 +149,12 @@ impl Begun {
         if context > trained {
             say!("warning: the model was trained for {trained} tokens of context, not {context}");
         }
-        let tuned = !opened.tuned().is_empty();
+        let invariant = compute.batch_invariant;
+        let tuned = !opened.tuned().is_empty() && !invariant;
         if tuned {
             say!("kernels are cut as `zinc tune` found best on this GPU (--no-tuned: by rule)");
         }
-        let choices = Choices { act, tuned: opened.tuned(), ..Choices::default() };
+        let choices = Choices { act, invariant, tuned: opened.tuned(), ..Choices::default() };
         let rows = compute.ubatch_size;
         let options = Options { context, kv, rows, sequences, choices, ..Options::default() };
         let mut meter = Meter::new();

@@ -9,6 +9,7 @@ mod drive;
 mod experts;
 mod fixture;
 mod interpreted;
+mod invariant;
 mod persistent;
 
 pub use attention::attention_of_prompts;
@@ -20,4 +21,5 @@ pub use drive::{Chunk, Driver};
 pub use experts::{crowded_experts, mixture_of_experts};
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};
+pub use invariant::invariant;
 pub use persistent::{even_cuts, layers_as_one, persistent_context, persistent_equals_launches};

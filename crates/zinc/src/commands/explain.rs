@@ -130,7 +130,9 @@ fn asked(arguments: &Arguments, source: &Source, target: &Target) -> Result<Aske
     let tail = if arguments.logits { Tail::Logits } else { Tail::Greedy };
     let bucket = Bucket { tokens: arguments.rows, outputs: 1, context, sequences: 1, tail };
     let tuned = Arc::new(target.record.as_ref().map(Record::tuned).unwrap_or_default());
-    let choices = Choices { act: arguments.compute.act(target.caps.native), tuned, ..Choices::default() };
+    let act = arguments.compute.act(target.caps.native);
+    let invariant = arguments.compute.batch_invariant;
+    let choices = Choices { act, invariant, tuned, ..Choices::default() };
     Ok(Asked { kv, bucket, choices })
 }
 
