@@ -50,11 +50,12 @@ struct Source {
 /// The graph with quantized inputs for the products of few rows that take them, and halves for those of many rows.
 pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> Arc<Graph> {
     // The two halves of a block are summed by different lanes.
-    if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 || choices.invariant {
+    if caps.native || caps.subgroup_size < 2 || choices.act == ActPrecision::F32 {
         return graph.clone();
     }
     let wide = choices.act == ActPrecision::F16;
     let few = |rows: Rows| match rows {
+        _ if choices.invariant => false,
         Rows::Tokens => bucket.tokens <= MATVEC_ROWS,
         Rows::Outputs => bucket.outputs <= MATVEC_ROWS,
     };

@@ -443,7 +443,7 @@ fn the_program_of_a_batch_is_there_when_its_prompts_have_been_read() {
     let options = Options { context: 128, rows: 32, sequences: 12, in_flight: Some(2), ..Options::default() };
     let mut engine = engine(options);
     for first in 0..9 {
-        let request = Request { prompt: vec![first; 90], predict: Some(30), ..Request::default() };
+        let request = Request { prompt: vec![first; 60], predict: Some(60), ..Request::default() };
         engine.submit(request).unwrap();
     }
     let mut generating = 0;

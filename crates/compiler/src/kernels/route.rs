@@ -47,7 +47,7 @@ fn match_router(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let mut users = f.users(node);
     let routed = matches!((users.next(), users.next()), (Some(u), None) if matches!(f.op(u), Op::Route { .. }));
     if !routed
-        || f.ctx.rows(node) > ROUTER_ROWS
+        || (f.ctx.rows(node) > ROUTER_ROWS && !f.ctx.choices.invariant)
         || f.ctx.quantized(x).is_some()
         || !dot::supported(f.ctx.graph.weight_of(weight))
     {

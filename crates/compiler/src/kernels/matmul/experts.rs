@@ -32,7 +32,8 @@ const EXPERTS_PER_ROW: u32 = 4;
 
 /// Are there rows enough to sort them?
 fn many(f: &Finder<'_>, node: NodeId, Routing { experts, used }: Routing) -> bool {
-    !f.few_rows(node) && experts as u64 <= EXPERTS_PER_ROW as u64 * used as u64 * f.ctx.rows(node) as u64
+    let pays = experts as u64 <= EXPERTS_PER_ROW as u64 * used as u64 * f.ctx.rows(node) as u64;
+    !f.few_rows(node) && (pays || f.ctx.choices.invariant)
 }
 
 fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
