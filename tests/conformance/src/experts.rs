@@ -33,13 +33,14 @@ impl WeightSource for Case {
 }
 
 impl Case {
-    fn new(format: &'static QuantFormat) -> Case {
+    /// Weights in one format, but gates perhaps in another with blocks of the same length.
+    fn new(format: &'static QuantFormat, gates: &'static QuantFormat) -> Case {
         let mut g = Graph::new();
         let sizes = if format.block_elems > 32 { [512, 256] } else { [96, 64] };
         let [width, ffn, experts] = [sizes[0], sizes[1], EXPERTS].map(|n| n as u32);
         let table = g.weight("table", VOCABULARY as u32, width, quant::F32);
         let router = g.weight("router", experts, width, quant::F32);
-        let gate = g.weight("gate", experts * ffn, width, format);
+        let gate = g.weight("gate", experts * ffn, width, gates);
         let up = g.weight("up", experts * ffn, width, format);
         let down = g.weight("down", experts * width, ffn, format);
         let head = g.weight("head", OUTPUTS as u32, width, format);
@@ -125,17 +126,24 @@ fn route(logits: &[f64]) -> Vec<(usize, f64)> {
 /// largest logit.
 pub fn mixture_of_experts(device: &mut dyn Device, format: &str, choices: Choices, rows: usize, tolerance: f64) {
     let tokens: Vec<u32> = (0..rows).map(|i| (i * 7 % VOCABULARY) as u32).collect();
-    compare(device, format, choices, &tokens, tolerance);
+    compare(device, [format; 2], choices, &tokens, tolerance);
 }
 
 /// The same with the same token again and again: all rows are those of five experts, the others have none.
 pub fn crowded_experts(device: &mut dyn Device, format: &str, choices: Choices, rows: usize, tolerance: f64) {
-    compare(device, format, choices, &vec![3; rows], tolerance);
+    compare(device, [format; 2], choices, &vec![3; rows], tolerance);
 }
 
-fn compare(device: &mut dyn Device, format: &str, choices: Choices, tokens: &[u32], tolerance: f64) {
-    let (case, rows) = (Case::new(quant::by_name(format).expect("a format")), tokens.len());
-    let what = format!("experts in {format}, {rows} rows, {choices:?}, {}", device.description());
+/// Gates in another format than the rest.
+pub fn experts_of_two_formats(device: &mut dyn Device, formats: [&str; 2], choices: Choices, tolerance: f64) {
+    let tokens: Vec<u32> = (0..30).map(|i| i * i % VOCABULARY as u32).collect();
+    compare(device, formats, choices, &tokens, tolerance);
+}
+
+fn compare(device: &mut dyn Device, formats: [&str; 2], choices: Choices, tokens: &[u32], tolerance: f64) {
+    let [format, gates] = formats.map(|name| quant::by_name(name).expect("a format"));
+    let (case, rows) = (Case::new(format, gates), tokens.len());
+    let what = format!("experts in {formats:?}, {rows} rows, {choices:?}, {}", device.description());
     let mut driver = Driver::new(device, &case.graph, &case, KvType::F32, choices, 1, 256);
     let output = driver.step(&[Chunk { sequence: 0, tokens }], rows as u32 + 1, Tail::Logits);
     let StepOutput::Logits(got) = output else { panic!("asked for logits") };

@@ -18,7 +18,7 @@ pub use cases::{ARCHITECTURES, FORMATS, architecture, format};
 pub use chains::{chained_equals_unchained, tails_agree};
 pub use cuts::{LongRows, Trial};
 pub use drive::{Chunk, Driver};
-pub use experts::{crowded_experts, mixture_of_experts};
+pub use experts::{crowded_experts, experts_of_two_formats, mixture_of_experts};
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};
 pub use invariant::invariant;

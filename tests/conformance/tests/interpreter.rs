@@ -3,8 +3,8 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, crowded_experts, format, gpu_caps, greedy_equals_reference, mixture_of_experts,
-    tails_agree,
+    chained_equals_unchained, crowded_experts, experts_of_two_formats, format, gpu_caps, greedy_equals_reference,
+    mixture_of_experts, tails_agree,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -100,6 +100,8 @@ fn experts_of_many_rows() {
     for (i, format) in ["Q4_K", "Q6_K", "IQ4_XS", "IQ3_S"].into_iter().enumerate() {
         mixture_of_experts(&mut device([32, 64, 8, 16][i]), format, choices(ActPrecision::F16), 20, 1e-3);
     }
+    experts_of_two_formats(&mut device(32), ["Q8_0", "Q4_1"], choices(F32), 5e-6);
+    experts_of_two_formats(&mut device(16), ["Q4_K", "Q6_K"], choices(ActPrecision::F16), 1e-3);
 }
 
 #[test]

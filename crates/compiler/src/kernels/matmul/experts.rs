@@ -49,8 +49,7 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::Glu { gate, up, .. } = *f.op(h) else { return None };
     let ((x, gate_route, w), (other_x, up_route, other)) = (experts::product(f, gate)?, experts::product(f, up)?);
     let (w, other) = (f.ctx.graph.weight_of(w), f.ctx.graph.weight_of(other));
-    // Gate and up share the staged inputs, as those of `super::GLU`.
-    let alike = gate != up && x == other_x && w.format == other.format && w.cols == other.cols;
+    let alike = gate != up && x == other_x && w.cols == other.cols;
     let shared = w.cols == f.ctx.cols(x) && f.ctx.quantized(x).is_none() && f.ctx.quantized(h).is_none();
     if !alike || !shared || [same_route, gate_route, up_route] != [route; 3] {
         return None;
@@ -114,25 +113,50 @@ impl Mixture {
     fn plan(&self, ctx: &Ctx<'_>) -> Option<Plan> {
         let routing = ctx.graph.routing(self.route);
         let rows = ctx.rows(self.out).checked_mul(routing.used)?;
-        let size = |weight: WeightId, sets| {
-            let w = ctx.graph.weight_of(weight);
+        let step = |part, weights: Vec<WeightId>| {
+            let w = ctx.graph.weight_of(weights[0]);
             let (features, table_bytes) = (w.rows / routing.experts, tables::small_bytes(w.format));
-            Size { features, rows, cols: w.cols, sets, groups: routing.experts, table_bytes }
+            let sets = weights.len() as u32;
+            let size = Size { features, rows, cols: w.cols, sets, groups: routing.experts, table_bytes };
+            let way = Way::choose(ctx, size, false)?;
+            // Offsets are U32.
+            let addressable = rows as u64 * features as u64 * 4 <= u32::MAX as u64;
+            addressable.then_some(Step { part, weights, size, way })
         };
-        let sizes = [size(self.gate, 2), size(self.down, 1)];
-        // Offsets are U32.
-        let addressable = sizes.iter().all(|s| rows as u64 * s.features as u64 * 4 <= u32::MAX as u64);
-        let ways = [Way::choose(ctx, sizes[0], false)?, Way::choose(ctx, sizes[1], false)?];
-        addressable.then_some(Plan { rows, sizes, ways })
+        // Gate and up of one format share the staged inputs, as those of `super::GLU`.
+        let [gate, up] = [self.gate, self.up].map(|w| ctx.graph.weight_of(w).format);
+        let mut steps = match gate == up {
+            true => vec![step(Part::Glu, vec![self.gate, self.up])?],
+            false => vec![step(Part::Gate, vec![self.gate])?, step(Part::Up, vec![self.up])?],
+        };
+        steps.push(step(Part::Down, vec![self.down])?);
+        Some(Plan { rows, steps })
     }
 }
 
-/// How the products of a region are done: gate and up, then down.
+/// The products of a region, in order.
 struct Plan {
     /// Tokens times experts of each.
     rows: u32,
-    sizes: [Size; 2],
-    ways: [Way; 2],
+    steps: Vec<Step>,
+}
+
+/// One launch of products: what, with which weights, and how.
+struct Step {
+    part: Part,
+    weights: Vec<WeightId>,
+    size: Size,
+    way: Way,
+}
+
+#[derive(Clone, Copy)]
+enum Part {
+    /// Gate and up, and the gated unit.
+    Glu,
+    Gate,
+    /// And the gated unit.
+    Up,
+    Down,
 }
 
 /// The region's scratch, as it is asked for.
@@ -166,12 +190,12 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let pattern = || ctx.unsupported(region.last(), "pattern");
     let mixture = Mixture::of(ctx, &region.nodes).ok_or_else(pattern)?;
     let no_tile = || ctx.unsupported(region.last(), "no tile fits the workgroup memory");
-    let Plan { rows, sizes, ways } = mixture.plan(ctx).ok_or_else(no_tile)?;
+    let Plan { rows, steps } = mixture.plan(ctx).ok_or_else(no_tile)?;
     let (routing, tokens, mut temps) = (ctx.graph.routing(mixture.route), ctx.rows(mixture.out), Temps::default());
     let mut launches = vec![];
     let mut x = Rows { at: Operand::Value(mixture.x), halves: ctx.halves(mixture.x) };
     if let Some(of) = mixture.norm_of {
-        x = temps.inputs(tokens, sizes[0].cols, ways[0].takes_halves());
+        x = temps.inputs(tokens, steps[0].size.cols, steps[0].way.takes_halves());
         let (singles, halves) = if x.halves { (None, Some(x.at)) } else { (Some(x.at), None) };
         launches.push(rows::rms_norm(ctx, mixture.x, of, singles, halves).ok_or_else(pattern)?);
     }
@@ -181,71 +205,75 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         launches.push(route::choice(ctx, mixture.route, route));
     }
     let [pairs, sorted] = [(); 2].map(|()| temps.words(rows, 1));
-    let lists = lists(&ways, rows, routing, &mut temps);
-    let h = temps.inputs(rows, sizes[0].features, ways[1].takes_halves());
-    let d = Rows { at: temps.words(rows, sizes[1].features), halves: false };
-    let order = Order { tokens, routing, route, pairs, rows: sorted, lists: lists.clone() };
+    let order = Order { tokens, routing, route, pairs, rows: sorted, lists: lists(&steps, rows, routing, &mut temps) };
     launches.push(order.sort(ctx));
-    let product = |which: usize, name, weights, x, y| {
-        let (size, way) = (sizes[which], &ways[which]);
-        let (activation, pairs) = match which {
-            0 => (Some(mixture.activation), Some((pairs, routing.used))),
-            _ => (None, None),
+    let last = steps.last().expect("the way back");
+    let h = temps.inputs(rows, last.size.cols, last.way.takes_halves());
+    let d = temps.inputs(rows, last.size.features, false);
+    let mut gate = None;
+    for step in &steps {
+        let (x, y) = match step.part {
+            Part::Glu | Part::Up => (x, h),
+            Part::Gate => (x, *gate.insert(temps.inputs(rows, step.size.features, false))),
+            Part::Down => (h, d),
         };
-        let tiles = lists.iter().find(|l| l.0 == way.rows()).expect("made for both").1;
-        Product { name, size, way, weights, activation, tiles, x, pairs, y }.launch(ctx)
-    };
-    launches.push(product(0, "expert_glu_tiles", vec![mixture.gate, mixture.up], x, h));
-    launches.push(product(1, "expert_down_tiles", vec![mixture.down], h, d));
+        launches.push(Product { mixture: &mixture, order: &order, step, x, y, gate: gate.map(|g| g.at) }.launch(ctx));
+    }
     launches.push(order.combine(ctx, d.at, mixture.residual, mixture.out));
     Ok(Emission { launches, temps: temps.0, cuts: None })
 }
 
-/// Lists of tiles for both products; one where their tiles have the same rows.
-fn lists(ways: &[Way; 2], rows: u32, routing: Routing, temps: &mut Temps) -> Vec<(u32, Operand)> {
-    let mut tiles: Vec<u32> = ways.iter().map(Way::rows).collect();
+/// Lists of tiles for all products; one for those whose tiles have the same rows.
+fn lists(steps: &[Step], rows: u32, routing: Routing, temps: &mut Temps) -> Vec<(u32, Operand)> {
+    let mut tiles: Vec<u32> = steps.iter().map(|step| step.way.rows()).collect();
+    tiles.sort();
     tiles.dedup();
     let list = |tile| (tile, temps.take(places(rows, routing.experts, tile) as u64 * TILE_BYTES as u64));
     tiles.into_iter().map(list).collect()
 }
 
-/// One launch of products.
+/// A launch of products, with what it reads and writes.
 struct Product<'p> {
-    name: &'static str,
-    size: Size,
-    way: &'p Way,
-    /// One, or gate and up.
-    weights: Vec<WeightId>,
-    activation: Option<Activation>,
-    /// The list of its tiles.
-    tiles: Operand,
-    /// Sorted rows, or those of tokens if `pairs` says whose, with the experts of each.
+    mixture: &'p Mixture,
+    order: &'p Order,
+    step: &'p Step,
+    /// Rows of tokens where a step is on the way to the experts, else sorted ones.
     x: Rows,
-    pairs: Option<(Operand, u32)>,
     /// Sorted rows.
     y: Rows,
+    /// What the gates gave: F32 sorted rows.
+    gate: Option<Operand>,
 }
 
 impl Product<'_> {
     fn launch(&self, ctx: &Ctx<'_>) -> LaunchSketch {
-        let Product { size, way, .. } = *self;
-        let weight = ctx.graph.weight_of(self.weights[0]);
+        let Step { part, weights, size, way } = self.step;
+        let (name, to_experts, gated) = match part {
+            Part::Glu => ("expert_glu_tiles", true, true),
+            Part::Gate => ("expert_gate_tiles", true, false),
+            Part::Up => ("expert_up_tiles", true, true),
+            Part::Down => ("expert_down_tiles", false, false),
+        };
+        let list = self.order.lists.iter().find(|l| l.0 == way.rows()).expect("made for all").1;
+        let weight = ctx.graph.weight_of(weights[0]);
         let format = weight.format.name.to_lowercase();
         let sizes = format!("{}of{}x{}", size.features, size.groups, size.cols);
-        let name = format!("{}_{format}_{sizes}x{}_{}", self.name, size.rows, way.name());
+        let name = format!("{name}_{format}_{sizes}x{}_{}", size.rows, way.name());
         // Tiles of one expert run side by side: its weights are read from memory once.
         let grid = [size.features.div_ceil(way.features()), places(size.rows, size.groups, way.rows()), 1];
         launch(name, way.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
-            let tile = ExpertTile::load(b, args.read("tiles", self.tiles), b.tile(1));
+            let tile = ExpertTile::load(b, args.read("tiles", list), b.tile(1));
             let x = args.read("x", self.x.at);
-            let picks = self.pairs.map(|(pairs, per)| Picks { numbers: args.read("pairs", pairs), per });
-            let bases = self.weights.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
+            let whose = || Picks { numbers: args.read("pairs", self.order.pairs), per: self.order.routing.used };
+            let picks = to_experts.then(whose);
+            let bases = weights.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect();
+            let gate = self.gate.filter(|_| gated).map(|gate| args.read("gate", gate));
             let y = args.write("y", self.y.at);
             b.if_(tile.used(), || {
                 let last = tile.end - 1;
                 let stage = Stage {
                     weight,
-                    size,
+                    size: *size,
                     features: way.features(),
                     rows: way.rows(),
                     lanes: way.lanes(ctx),
@@ -257,7 +285,8 @@ impl Product<'_> {
                     bases,
                 };
                 let end = Epilogue {
-                    activation: self.activation,
+                    activation: gated.then_some(self.mixture.activation),
+                    gate,
                     bias: None,
                     residual: None,
                     y: (!self.y.halves).then_some(y),

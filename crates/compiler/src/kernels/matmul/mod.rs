@@ -239,6 +239,8 @@ fn cost(parallel_tiles: u32, size: Size, w: &Work) -> u64 {
 /// What happens to finished sums.
 struct Epilogue<'b> {
     activation: Option<zinc_ir::graph::Activation>,
+    /// Address of the gates, F32 rows like `y`, where these are not among the sums.
+    gate: Option<Val<'b>>,
     bias: Option<Val<'b>>,
     residual: Option<Val<'b>>,
     y: Option<Val<'b>>,
@@ -262,6 +264,7 @@ impl<'b> Epilogue<'b> {
         debug_assert!(parts.source.norm.is_none());
         Epilogue {
             activation: parts.activation,
+            gate: None,
             bias: parts.bias.map(|w| args.read("bias", Operand::Weight(w))),
             residual: parts.residual.map(|a| args.read("residual", Operand::Value(a))),
             y: region.gives.contains(&parts.out).then(|| args.write("y", Operand::Value(parts.out))),
@@ -291,9 +294,10 @@ impl<'b> Epilogue<'b> {
         let (ty, align) = (sums[0].ty(), lanes * 4);
         b.if_(inside, || {
             let at = row * self.features + feature;
-            let mut value = match self.activation {
-                Some(act) => matvec::activate(act, sums[0]) * sums[1],
-                None => sums[0],
+            let mut value = match (self.activation, self.gate) {
+                (Some(act), None) => matvec::activate(act, sums[0]) * sums[1],
+                (Some(act), Some(gate)) => matvec::activate(act, b.load(ty, gate, at * 4, align)) * sums[0],
+                (None, _) => sums[0],
             };
             if let Some(bias) = self.bias {
                 value = value + b.load(ty, bias, feature * 4, align);
