@@ -1,4 +1,4 @@
-//! Attention of prompts, for sizes and batches that models bring, against sums in F64.
+//! Attention of prompts and of batches that generate, for sizes and batches that models bring, against sums in F64.
 
 use crate::{Chunk, Driver};
 use std::sync::Arc;
@@ -114,4 +114,48 @@ pub fn attention_of_prompts(device: &mut dyn Device, spec: AttentionSpec, templa
     }
     println!("{what}: {worst:.1e}");
     assert!(worst < 1e-3, "{what}: off by {worst}");
+}
+
+/// Tokens before the step, of the sequences of a batch: around the ends of pages and of splits.
+const LENGTHS: [usize; 12] = [0, 300, 1, 255, 31, 256, 257, 32, 511, 5, 512, 600];
+
+/// One row of each of twelve ragged sequences, against sums in F64; and bit for bit what each gets alone.
+pub fn attention_of_batches(device: &mut dyn Device, spec: AttentionSpec, kv: KvType) {
+    let what = format!("{spec:?}, KV {kv:?}, subgroups of {}", device.caps().subgroup_size);
+    let graph = Arc::new(graph(spec));
+    let (tables, count, width) = (Tables::new(&graph), LENGTHS.len() as u32, (spec.heads * spec.head_dim) as usize);
+    let layout = Arc::new(KvLayout::new(&graph, kv, 4));
+    let bucket = Bucket { tokens: count, outputs: count, context: 640, sequences: count, tail: Tail::Logits };
+    let plan = compile(&graph, &layout, bucket, device.caps(), &Choices::default()).expect("the plan compiles");
+    assert!(plan.launches().any(|l| l.template == "attention"), "{what}:\n{plan}");
+    let mut driver = Driver::new(device, &graph, &tables, kv, Choices::default(), count, 640);
+    let texts: Vec<Vec<u32>> = (0..count)
+        .zip(LENGTHS)
+        .map(|(s, length)| (0..=length as u32).map(|i| (i * i * 5 + i * 7 + s * 11) % VOCABULARY).collect())
+        .collect();
+    for (sequence, text) in texts.iter().enumerate() {
+        for tokens in text[..text.len() - 1].chunks(200) {
+            driver.feed(&[Chunk { sequence, tokens }], 200);
+        }
+    }
+    let last = |sequence: usize| Chunk { sequence, tokens: &texts[sequence][LENGTHS[sequence]..] };
+    let mut run = |order: &[usize]| {
+        let chunks: Vec<Chunk<'_>> = order.iter().map(|s| last(*s)).collect();
+        let StepOutput::Logits(got) = driver.step(&chunks, order.len() as u32, Tail::Logits) else {
+            panic!("asked for logits")
+        };
+        order.iter().for_each(|s| driver.rewind(*s, 1));
+        got
+    };
+    let order = [3, 11, 0, 7, 5, 10, 1, 9, 2, 8, 6, 4];
+    let together = run(&order);
+    let mut worst = 0.0f64;
+    for (got, s) in together.chunks_exact(width).zip(order) {
+        let expected = expected(&spec, &tables, &texts[s]);
+        worst = expected.iter().zip(got).map(|(e, g)| (e - *g as f64).abs()).fold(worst, f64::max);
+        let same = run(&[s]).iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{what}: the sequence of {} tokens gets something else alone", LENGTHS[s]);
+    }
+    println!("{what}: {worst:.1e}");
+    assert!(worst < 1e-4, "{what}: off by {worst}");
 }

@@ -66,9 +66,23 @@ impl<'d> Driver<'d> {
         self.programs.clear();
     }
 
+    /// Forgets a sequence's last tokens.
+    pub fn rewind(&mut self, sequence: usize, tokens: u32) {
+        self.lengths[sequence] -= tokens;
+    }
+
     /// Forgets a sequence's tokens.
     pub fn clear(&mut self, sequence: usize) {
         self.lengths[sequence] = 0;
+    }
+
+    /// Runs one step for its K and V alone.
+    pub fn feed(&mut self, chunks: &[Chunk<'_>], bucket_tokens: u32) {
+        let step = Step { outputs: vec![], ..self.rows_of(chunks, vec![]) };
+        let bucket = Bucket { outputs: 0, ..self.bucket(bucket_tokens, Tail::Logits) };
+        let program = self.program(bucket);
+        let ticket = self.device.submit(program, &step).expect("the step is taken");
+        self.wait(ticket);
     }
 
     /// Runs one step; every row gives an output. `tokens` ≥ the number of rows is the bucket.
@@ -90,6 +104,13 @@ impl<'d> Driver<'d> {
         tail: Tail,
         draws: Vec<Draw>,
     ) -> Result<Ticket, DeviceError> {
+        let step = self.rows_of(chunks, draws);
+        let program = self.program(self.bucket(bucket_tokens, tail));
+        self.device.submit(program, &step)
+    }
+
+    /// The step of some chunks; they count as run.
+    fn rows_of(&mut self, chunks: &[Chunk<'_>], draws: Vec<Draw>) -> Step {
         let mut step = Step { pages: self.pages.clone(), draws, ..Step::default() };
         for chunk in chunks {
             for token in chunk.tokens {
@@ -103,15 +124,12 @@ impl<'d> Driver<'d> {
                 self.lengths[chunk.sequence] += 1;
             }
         }
-        let bucket = Bucket {
-            tokens: bucket_tokens,
-            outputs: bucket_tokens,
-            context: self.pages[0].len() as u32 * PAGE_TOKENS,
-            sequences: self.pages.len() as u32,
-            tail,
-        };
-        let program = self.program(bucket);
-        self.device.submit(program, &step)
+        step
+    }
+
+    fn bucket(&self, tokens: u32, tail: Tail) -> Bucket {
+        let (context, sequences) = (self.pages[0].len() as u32 * PAGE_TOKENS, self.pages.len() as u32);
+        Bucket { tokens, outputs: tokens, context, sequences, tail }
     }
 
     /// What the oldest step in flight gives.

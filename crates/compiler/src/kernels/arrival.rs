@@ -10,9 +10,9 @@
 use zinc_ir::kernel::{Builder, Order, Type, Val};
 use zinc_ir::quant::UNIT;
 
-/// Runs `then` in that one of `parts` tiles with counter `index` that comes last. All lanes of the workgroup come here,
+/// Runs `then` in that one of `parts` tiles, at least one, with counter `index` that comes last. All lanes of the workgroup come here,
 /// and what they have written is read by way of write-read arguments ([`super::args::Args::write_read`]).
-pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts: u32, then: impl FnOnce()) {
+pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts: Val<'b>, then: impl FnOnce()) {
     let arrived = b.shared("arrived", Type::U32, 1);
     b.barrier();
     b.if_(b.local_id().eq(0), || {
@@ -23,7 +23,7 @@ pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts:
     b.if_(b.shared_load(arrived, b.u32(0)).eq(parts - 1), || {
         b.if_(b.local_id().eq(0), || {
             // Back to zero by wrapping: a plain store would not be ordered after the others' additions.
-            b.atomic_add(counters, index * 4, b.u32(parts.wrapping_neg()), Order::Relaxed);
+            b.atomic_add(counters, index * 4, b.u32(0) - parts, Order::Relaxed);
         });
         then();
     });
@@ -31,5 +31,5 @@ pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts:
 
 /// [`last`] of the tiles of `tile` rows, less than 32, that share a block of 32 rows with row `first`.
 pub(super) fn last_of_block<'b>(b: &'b Builder, counters: Val<'b>, first: Val<'b>, tile: u32, then: impl FnOnce()) {
-    last(b, counters, first / UNIT, UNIT / tile, then);
+    last(b, counters, first / UNIT, b.u32(UNIT / tile), then);
 }

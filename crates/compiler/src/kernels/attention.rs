@@ -1,4 +1,4 @@
-//! Attention over paged K and V for few rows: the context cut into splits, which the last of them merges.
+//! Attention over paged K and V, row by row: the context cut into splits, which the last of them merges.
 //!
 //! ```text
 //! tile (split, part of a KV head's query heads, row):
@@ -10,7 +10,8 @@
 //!
 //! The query heads that share a KV head are computed together, so K and V are read once. Teams never wait for each
 //! other before the end: what a step costs is latency, and every token's K and V are asked for at once. Split
-//! boundaries are fixed positions: the same tokens give the same sums in any batch and in any context bucket.
+//! boundaries are fixed positions: the same tokens give the same sums in any batch and in any context bucket. Tiles of
+//! splits in which a row sees nothing end at once, so that a batch costs what its sequences are long, not what its bucket is.
 
 use super::args::{Args, launch};
 use super::arrival;
@@ -22,7 +23,7 @@ use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{COUNTERS, Input, KvType, PAGE_TOKENS};
+use zinc_ir::plan::{Bucket, COUNTERS, Input, KvType, PAGE_TOKENS};
 use zinc_ir::quant::UNIT;
 
 pub(super) static ATTENTION: Template = Template {
@@ -47,6 +48,17 @@ fn match_attention(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
         return Some(vec![value, quantized]);
     }
     spec(node).map(|_| vec![node])
+}
+
+/// Most rows of a batch that go row by row.
+const MOST_ROWS: u32 = 256;
+
+/// Do rows go one by one, and not in tiles? Rows of one sequence share K and V in tiles; but where a step has as many
+/// sequences as rows, there is nothing to share.
+pub(super) fn row_by_row(ctx: &Ctx<'_>) -> bool {
+    let Bucket { tokens, sequences, .. } = ctx.bucket;
+    let apart = sequences == tokens && tokens <= MOST_ROWS;
+    (tokens <= super::MATVEC_ROWS || apart) && !ctx.choices.invariant
 }
 
 /// Tokens per split.
@@ -100,8 +112,10 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     }
     let each = spec.head_dim / team;
     let rows = ctx.bucket.tokens;
-    let splits = if rows > super::MATVEC_ROWS { 1 } else { ctx.bucket.context.div_ceil(SPLIT) };
     let group = spec.heads / spec.kv_heads;
+    // Splits are counted for each row and part of a KV head's group, at most as many as it has heads.
+    let countable = rows as u64 * spec.heads as u64 <= COUNTERS as u64 || rows <= super::MATVEC_ROWS;
+    let splits = if row_by_row(ctx) && countable { ctx.bucket.context.div_ceil(SPLIT) } else { 1 };
     // Fewer heads a tile are less work one after the other; K and V are then read again, from the cache. That pays
     // while compute units would have nothing to do.
     let mut heads = heads_at_once(group);
@@ -257,18 +271,26 @@ fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, s: &Shape, io: &Io<'b>, parts: Option
     let per_split = if s.splits == 1 { s.context } else { SPLIT };
     let start = (split * per_split).max(lowest / PAGE_TOKENS * PAGE_TOKENS);
     let end = (split * per_split + per_split).min(visible);
+    // The first split takes part for a row that sees nothing: there has to be an answer.
+    let used = [lowest / per_split, (visible.max(b.u32(1)) - 1) / per_split];
     let (within, team) = (b.local_id() % s.team, b.local_id() / s.team);
     let kv_head = part / s.parts();
     let first = (part % s.parts()) * s.heads;
-    let tile = Tile { b, s, io, row, kv_head, first, table, within, team, range: [lowest, end] };
-    let q = tile.load_q();
-    let quads = (s.heads * s.each / 4) as usize;
-    let mut init: Vec<Val<'b>> = vec![b.f32x4(0.0); quads];
-    init.extend(vec![b.f32(NONE); s.heads as usize]);
-    init.extend(vec![b.f32(0.0); s.heads as usize]);
-    let state = b.for_(start, end, s.teams() * s.at_once, &init, |base, state| tile.fold(&q, base, state));
-    let state = tile.over_subgroup(state);
-    tile.finish(ctx, &state, split, parts, answer);
+    let tile = Tile { b, s, io, row, kv_head, first, table, within, team, range: [lowest, end], used };
+    let run = || {
+        let q = tile.load_q();
+        let quads = (s.heads * s.each / 4) as usize;
+        let mut init: Vec<Val<'b>> = vec![b.f32x4(0.0); quads];
+        init.extend(vec![b.f32(NONE); s.heads as usize]);
+        init.extend(vec![b.f32(0.0); s.heads as usize]);
+        let state = b.for_(start, end, s.teams() * s.at_once, &init, |base, state| tile.fold(&q, base, state));
+        let state = tile.over_subgroup(state);
+        tile.finish(ctx, &state, split, parts, answer);
+    };
+    match s.splits {
+        1 => run(),
+        _ => b.if_(split.ge(used[0]) & split.le(used[1]), run),
+    }
 }
 
 /// One (row, part of a KV head's group), and this lane's place in it.
@@ -287,6 +309,8 @@ struct Tile<'a, 'b> {
     team: Val<'b>,
     /// Tokens from the first on and below the second are visible here.
     range: [Val<'b>; 2],
+    /// First and last split in which the row sees something.
+    used: [Val<'b>; 2],
 }
 
 impl<'b> Tile<'_, 'b> {
@@ -434,7 +458,7 @@ impl<'b> Tile<'_, 'b> {
             });
         });
         let counter = self.row * (s.spec.kv_heads * s.parts()) + b.tile(1);
-        arrival::last(b, counters, counter, s.splits, || {
+        arrival::last(b, counters, counter, self.used[1] - self.used[0] + 1, || {
             for_items(b, s.lanes, s.heads * dim, |i| {
                 let (g, e) = (i / dim, i % dim);
                 self.if_exists(g, || {
@@ -518,14 +542,15 @@ impl<'b> Tile<'_, 'b> {
         }
     }
 
-    /// Sum and Σ p·V of element `e` of head `g` over the splits, in order. Splits without visible tokens add nothing, so
-    /// that their number changes nothing.
+    /// Sum and Σ p·V of element `e` of head `g` over the used splits, in order, by groups at fixed places.
     fn merge(&self, partial: Val<'b>, g: Val<'b>, e: Val<'b>) -> [Val<'b>; 2] {
         let (b, s) = (self.b, self.s);
         let (dim, head) = (s.spec.head_dim, self.head(g));
         let init = [b.f32(NONE), b.f32(0.0), b.f32(0.0)];
-        let state = b.for_(b.u32(0), b.u32(s.splits), MERGED, &init, |base, state| {
-            let splits = (0..MERGED).map(|i| ((base + i).min(b.u32(s.splits - 1)), (base + i).lt(s.splits)));
+        let [first, last] = self.used;
+        let state = b.for_(first / MERGED * MERGED, last + 1, MERGED, &init, |base, state| {
+            let place = |i: u32| ((base + i).max(first).min(last), (base + i).ge(first) & (base + i).le(last));
+            let splits = (0..MERGED).map(place);
             let read = |at: Val<'b>| b.load_at(Type::F32, partial, at * 4, 0, 4, false);
             let of_split = |(split, real): (Val<'b>, Val<'b>)| {
                 let at = partial_at(s, self.row, head, split);
@@ -536,6 +561,7 @@ impl<'b> Tile<'_, 'b> {
             let keep = (state[0] - max).exp();
             let (mut sum, mut total) = (state[1] * keep, state[2] * keep);
             for (own, of_sum, of_total) in loaded {
+                // One that is none weighs exactly nothing, whatever was read in its place.
                 let weight = (own - max).exp();
                 sum = b.fma(weight, of_sum, sum);
                 total = b.fma(weight, of_total, total);

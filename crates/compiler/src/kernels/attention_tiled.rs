@@ -11,7 +11,7 @@
 //! fixed positions: a row gets the same sums in any tile and any batch.
 
 use super::args::single;
-use super::attention::{Io, NONE, lowest, operands};
+use super::attention::{self, Io, NONE, lowest, operands};
 use super::rows::for_items;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -79,7 +79,8 @@ impl Tile {
 fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::Attention { append, spec, .. } = f.op(node) else { return None };
     let cached = matches!(f.op(*append), Op::KvAppend { .. });
-    let able = !f.few_rows(node) && cached && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
+    let tiles = !f.ctx.caps.native && !attention::row_by_row(f.ctx) && cached;
+    let able = tiles && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
     able.then(|| vec![node])
 }
 

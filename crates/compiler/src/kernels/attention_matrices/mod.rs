@@ -17,7 +17,7 @@ mod chunk;
 mod stage;
 
 use super::args::single;
-use super::attention::{Io, NONE, lowest, operands};
+use super::attention::{self, Io, NONE, lowest, operands};
 use super::halve;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -156,7 +156,8 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::Attention { append, spec, .. } = f.op(value) else { return None };
     let cached = matches!(f.op(*append), Op::KvAppend { .. });
     let halves = f.ctx.choices.act != ActPrecision::F32 && f.ctx.kv.ty == KvType::F16;
-    let wanted = !f.few_rows(node) && cached && halves && f.ctx.choices.matrices;
+    let tiles = !f.ctx.caps.native && !attention::row_by_row(f.ctx);
+    let wanted = tiles && cached && halves && f.ctx.choices.matrices;
     let able = wanted && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
     able.then(|| [value].into_iter().chain(halved.map(|h| h.1)).collect())
 }
