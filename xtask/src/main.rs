@@ -1,7 +1,7 @@
 //! `cargo xtask COMMAND`: everything a developer runs that is not `cargo` itself.
 //!
 //! ```text
-//!  setup ─► target/zinc-test/{mesa-26.1, mesa-25.0, models}
+//!  setup ─► target/zinc-test/{mesa-26.1, mesa-25.0, models, python}
 //!  test  ─► setup ► rows of JOBS, each on the host or inside one driver set ─► "N passed, N failed"
 //!  ci    ─► fmt ► clippy ► tidy ► doc ► test
 //! ```
@@ -50,8 +50,8 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "setup",
-        arguments: "[--mirror URL] [--only drivers|models]",
-        about: "fetch both driver sets and the test models into target/zinc-test",
+        arguments: "[--mirror URL] [--only drivers|models|python]",
+        about: "fetch driver sets, test models and Python packages into target/zinc-test",
         run: setup::command,
     },
     Command {

@@ -126,7 +126,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
 
 /// A developer may go on with what is there; in CI (`CI` is set) an incomplete set-up is a failure.
 fn report_missing(missing: &setup::Missing, total: &mut Tally) {
-    for (what, why) in [("driver sets", &missing.drivers), ("test models", &missing.models)] {
+    for (what, why) in missing.parts() {
         if let Some(why) = why {
             eprintln!("error: the {what} are missing: {why}");
             if std::env::var_os("CI").is_some() {

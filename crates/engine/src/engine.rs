@@ -15,7 +15,7 @@ use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
-use crate::sequence::{Event, Finish, Request, Sequence, SequenceId};
+use crate::sequence::{Constraint, Event, Finish, Request, Sequence, SequenceId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -275,6 +275,15 @@ impl Engine {
 
     /// Puts a request in the queue.
     pub fn submit(&mut self, request: Request) -> Result<SequenceId, EngineError> {
+        self.submit_within(request, None)
+    }
+
+    /// As [`Engine::submit`]; what is generated follows `constraint`. Its tokens are chosen on the host, one step in flight.
+    pub fn submit_within(
+        &mut self,
+        request: Request,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Result<SequenceId, EngineError> {
         request.sampling.check()?;
         if request.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
@@ -295,6 +304,7 @@ impl Engine {
             ahead_row: 0,
             pages: vec![],
             sampler: Sampler::new(request.sampling),
+            constraint,
             end_tokens: request.end_tokens,
             samples: request.predict != Some(0),
             limit,

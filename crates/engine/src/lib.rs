@@ -23,4 +23,4 @@ pub use bucket::context_bucket;
 pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
 pub use random::Random;
 pub use sampler::{Sampling, SamplingError, argmax};
-pub use sequence::{Event, Finish, Request, SequenceId};
+pub use sequence::{Constraint, Event, Finish, Request, SequenceId};

@@ -424,7 +424,10 @@ fn take_output(
             if !is_last {
                 return None;
             }
-            sequence.sampler.sample(logits, &sequence.tokens)
+            match sequence.choose(logits) {
+                Ok(token) => Some(token),
+                Err(reason) => return Some(reason),
+            }
         }
         StepOutput::None => None,
     };

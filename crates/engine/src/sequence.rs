@@ -36,6 +36,14 @@ pub struct Request {
     pub split: Option<u32>,
 }
 
+/// Says which tokens may come next in a sequence whose text must follow a grammar.
+pub trait Constraint: Send + std::fmt::Debug {
+    /// The tokens that may come next: token `t` if bit `t % 32` of word `t / 32` is set. `None` if none may.
+    fn allowed(&mut self) -> Option<&[u32]>;
+    /// Takes the token that has come (never an end token); false if it may not.
+    fn accept(&mut self, token: u32) -> bool;
+}
+
 /// What a step did for a sequence.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
@@ -85,6 +93,8 @@ pub enum Finish {
     },
     /// The model gave no number as a logit (a broken file or a device fault).
     NoNumbers,
+    /// Its [`Constraint`] allows no token any more, not even one that ends it.
+    NoneAllowed,
 }
 
 /// A request's state. Pages are taken and given back by the scheduler.
@@ -101,6 +111,7 @@ pub(crate) struct Sequence {
     pub(crate) ahead_row: u32,
     pub(crate) pages: Vec<Page>,
     pub(crate) sampler: Sampler,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) end_tokens: Arc<[u32]>,
     /// Does it sample, or only read its prompt?
     pub(crate) samples: bool,
@@ -149,6 +160,22 @@ impl Sequence {
         }
     }
 
+    /// Chooses the token that comes next from its logits; or says why there is none.
+    pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<u32, Finish> {
+        let Some(constraint) = &mut self.constraint else {
+            return self.sampler.sample(logits, &self.tokens).ok_or(Finish::NoNumbers);
+        };
+        let allowed = constraint.allowed().ok_or(Finish::NoneAllowed)?;
+        let may = |token: usize| allowed.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
+        // The sampler leaves out what is no number.
+        let logits: Vec<f32> = logits.iter().enumerate().map(|(t, x)| if may(t) { *x } else { f32::NAN }).collect();
+        let token = self.sampler.sample(&logits, &self.tokens).ok_or(Finish::NoNumbers)?;
+        match self.end_tokens.contains(&token) || constraint.accept(token) {
+            true => Ok(token),
+            false => Err(Finish::NoneAllowed),
+        }
+    }
+
     /// Is the token after `position` the next one to be chosen?
     pub(crate) fn chooses(&self, position: usize) -> bool {
         self.samples && position + 1 == self.len()
@@ -178,7 +205,7 @@ impl Sequence {
     /// The least a step has to give for this sequence's next token; `candidates` as in `Limits`.
     pub(crate) fn tail(&self, candidates: u32) -> Tail {
         let sampling = self.sampler.sampling();
-        if self.next_logits.is_some() {
+        if self.next_logits.is_some() || self.constraint.is_some() {
             Tail::Logits
         } else if sampling.is_argmax() {
             Tail::Greedy

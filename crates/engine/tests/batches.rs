@@ -535,3 +535,52 @@ fn a_step_that_failed_can_be_tried_again() {
         }
     }
 }
+
+/// Allows tokens that are 1 above the last one, and then the end.
+#[derive(Debug)]
+struct Rising {
+    last: u32,
+    words: [u32; 4],
+}
+
+impl zinc_engine::Constraint for Rising {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        let next = if self.last < 20 { self.last + 1 } else { 3 };
+        self.words = [0; 4];
+        self.words[next as usize / 32] = 1 << (next % 32);
+        (self.last != 30).then_some(&self.words)
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        let follows = token == self.last + 1;
+        self.last = token;
+        follows
+    }
+}
+
+#[test]
+fn a_constraint_decides_what_may_come() {
+    let options = Options { context: 256, sequences: 3, rows: 16, pages: Some(8), ..Options::default() };
+    let mut engine = engine(options);
+    let request = |t: u32, temperature| Request {
+        prompt: vec![t; 40],
+        sampling: Sampling { temperature, top_k: 20, seed: 1, ..Sampling::default() },
+        end_tokens: Arc::from([3]),
+        predict: Some(30),
+        ..Request::default()
+    };
+    let rising = |last| -> Option<Box<dyn zinc_engine::Constraint>> { Some(Box::new(Rising { last, words: [0; 4] })) };
+    let free = engine.submit(request(1, 1.0)).unwrap();
+    let held = engine.submit_within(request(2, 1.0), rising(9)).unwrap();
+    let stuck = engine.submit_within(request(3, 0.0), rising(30)).unwrap();
+    let mut outcomes = HashMap::new();
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    assert_eq!(outcomes[&free], solo(&request(1, 1.0), engine.context()), "others are not touched");
+    assert_eq!(outcomes[&held].tokens, (10..=20).collect::<Vec<u32>>());
+    assert_eq!(outcomes[&held].end, Some(Finish::EndToken(3)));
+    assert_eq!((outcomes[&stuck].tokens.len(), outcomes[&stuck].end), (0, Some(Finish::NoneAllowed)));
+    engine.forget_prefixes();
+    assert_eq!(engine.pages(), (8, 8));
+}

@@ -208,6 +208,10 @@ impl Answer {
         let reason = match (stopped.stop, finish) {
             (Some(_), _) | (None, Finish::EndToken(_)) => Reason::Stop,
             (None, Finish::Length | Finish::ContextFull { .. }) => Reason::Length,
+            (None, Finish::NoneAllowed) => {
+                let message = "the grammar allows nothing more at a place that is no end";
+                return self.fail(ApiError::internal(message));
+            }
             (None, Finish::NoNumbers) => {
                 let message = "the model gave no numbers as logits; its file may be damaged, or the device at fault";
                 return self.fail(ApiError::internal(message));

@@ -1,5 +1,6 @@
 //! The one internal request: what every wire format's request becomes.
 
+use crate::grammar::Rule;
 use std::sync::Arc;
 use zinc_engine::Sampling;
 
@@ -19,6 +20,8 @@ pub(crate) struct Generation {
     pub(crate) ignore_eos: bool,
     /// Log-probabilities of generated tokens, and of so many likeliest ones beside each.
     pub(crate) logprobs: Option<usize>,
+    /// What answers must follow.
+    pub(crate) rule: Option<Rule>,
     /// Answers begin with their prompt: this text, per prompt.
     pub(crate) echo: Option<Vec<String>>,
 }

@@ -14,6 +14,7 @@ mod app;
 mod error;
 mod fields;
 mod generation;
+mod grammar;
 mod guard;
 mod keys;
 mod listener;

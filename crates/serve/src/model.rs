@@ -1,6 +1,7 @@
 //! The model as handlers need it: names, tokenizer, chat template, sizes. The engine itself is elsewhere.
 
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -40,6 +41,7 @@ pub(crate) struct Model {
     pub(crate) context: u32,
     pub(crate) vocabulary: u32,
     pub(crate) end_tokens: Arc<[u32]>,
+    pub(crate) grammars: Grammars,
     /// What spells BOS and EOS; empty where there is none.
     pub(crate) bos: String,
     pub(crate) eos: String,
@@ -67,8 +69,10 @@ impl Model {
             loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
+        let end_tokens: Arc<[u32]> = tokenizer.end_of_generation_ids().collect();
         let model = Model {
-            end_tokens: tokenizer.end_of_generation_ids().collect(),
+            grammars: Grammars::new(&tokenizer, engine.vocabulary(), &end_tokens),
+            end_tokens,
             bos,
             eos,
             tokenizer: Arc::new(tokenizer),

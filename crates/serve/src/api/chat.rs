@@ -6,6 +6,7 @@ use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
+use crate::grammar::Grammar;
 use crate::model::{Model, TemplateOptions, unix_seconds};
 use crate::sse::{self, Wire, event};
 use axum::extract::{Request, State};
@@ -21,7 +22,8 @@ struct Asked {
     streaming: Streaming,
     messages: Value,
     template: TemplateOptions,
-    /// All but its prompt.
+    grammar: Option<(Grammar, &'static str)>,
+    /// All but its prompt and its rule.
     generation: Generation,
 }
 
@@ -35,10 +37,15 @@ struct Head {
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
     let asked = read(super::fields(&app, request).await?, &model)?;
-    let Asked { name, streaming, messages, template, mut generation } = asked;
-    let renderer = model.clone();
-    let prompt = aside(move || renderer.encode_prompt(&renderer.render(messages, template)?)).await?;
-    generation.prompts = vec![prompt];
+    let Asked { name, streaming, messages, template, grammar, mut generation } = asked;
+    let worker = model.clone();
+    let prepare = move || {
+        let prompt = worker.encode_prompt(&worker.render(messages, template)?)?;
+        let rule = grammar.map(|(grammar, name)| worker.grammars.compile(grammar, name)).transpose()?;
+        Ok((prompt, rule))
+    };
+    let (prompt, rule) = aside(prepare).await?;
+    (generation.prompts, generation.rule) = (vec![prompt], rule);
     let scored = generation.logprobs.is_some();
     let choices = generation.n;
     let answer = app.generate(&model, generation, TextStart::Beginning)?;
@@ -65,6 +72,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         variables.insert("reasoning_effort".into(), effort.into());
     }
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
+    let grammar = parameters::grammar(&mut fields)?;
     let generation = Generation {
         prompts: vec![],
         n: parameters::answers(&mut fields)?,
@@ -73,6 +81,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         stops: parameters::stops(&mut fields)?,
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),
+        rule: None,
         echo: None,
     };
     parameters::finish(
@@ -91,7 +100,8 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
             ("continue_final_message", json!(false)),
         ],
     )?;
-    Ok(Asked { name, streaming, messages, template: TemplateOptions { add_generation_prompt, variables }, generation })
+    let template = TemplateOptions { add_generation_prompt, variables };
+    Ok(Asked { name, streaming, messages, template, grammar, generation })
 }
 
 /// `messages` as chat templates expect them: contents are texts, `developer` is `system`.

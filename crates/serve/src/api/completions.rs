@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
+use crate::grammar::Grammar;
 use crate::model::{Model, unix_seconds};
 use crate::sse::{self, Wire, event};
 use axum::extract::{Request, State};
@@ -34,7 +35,8 @@ struct Asked {
     streaming: Streaming,
     prompts: Vec<Prompt>,
     echo: bool,
-    /// All but its prompts.
+    grammar: Option<(Grammar, &'static str)>,
+    /// All but its prompts and its rule.
     generation: Generation,
 }
 
@@ -54,10 +56,17 @@ struct Head {
 
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let Asked { name, streaming, prompts, echo, mut generation } = read(super::fields(&app, request).await?, &model)?;
+    let Asked { name, streaming, prompts, echo, grammar, mut generation } =
+        read(super::fields(&app, request).await?, &model)?;
     let encoder = model.clone();
-    let encode_all = move || prompts.into_iter().map(|prompt| encode(&encoder, prompt)).collect::<Result<Vec<_>, _>>();
-    let (ids, texts): (Vec<_>, Vec<_>) = aside(encode_all).await?.into_iter().unzip();
+    let prepare = move || {
+        let prompts = prompts.into_iter().map(|prompt| encode(&encoder, prompt)).collect::<Result<Vec<_>, _>>()?;
+        let rule = grammar.map(|(grammar, name)| encoder.grammars.compile(grammar, name)).transpose()?;
+        Ok((prompts, rule))
+    };
+    let (prompts, rule) = aside(prepare).await?;
+    let (ids, texts): (Vec<_>, Vec<_>) = prompts.into_iter().unzip();
+    generation.rule = rule;
     let first = ids.iter().filter(|_| echo).filter_map(|p: &Arc<[u32]>| p.first().copied()).collect();
     generation.prompts = ids;
     generation.echo = echo.then_some(texts);
@@ -77,6 +86,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     let prompts = prompts(&mut fields)?;
     let echo = fields.take("echo")?.unwrap_or(false);
     let streaming = parameters::streaming(&mut fields)?;
+    let grammar = parameters::grammar(&mut fields)?;
     let generation = Generation {
         prompts: vec![],
         n: parameters::answers(&mut fields)?,
@@ -85,13 +95,14 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         stops: parameters::stops(&mut fields)?,
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
+        rule: None,
         echo: None,
     };
     parameters::finish(
         fields,
         &[("suffix", json!("")), ("prompt_logprobs", json!(0)), ("add_special_tokens", json!(true))],
     )?;
-    Ok(Asked { name, streaming, prompts, echo, generation })
+    Ok(Asked { name, streaming, prompts, echo, grammar, generation })
 }
 
 /// `prompt`: a text, token ids, or a list of either.

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammar::Grammar;
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 use std::collections::hash_map::RandomState;
@@ -129,6 +130,42 @@ pub(super) fn limit(fields: &mut Fields, names: &[&str]) -> Result<Option<u32>, 
     Ok(limit)
 }
 
+/// What the answer must be, and the parameter that says so: OpenAI's `response_format`, llama.cpp's `json_schema`, or
+/// vLLM's `structured_outputs`.
+pub(super) fn grammar(fields: &mut Fields) -> Result<Option<(Grammar, &'static str)>, ApiError> {
+    const FORMAT: &str = "response_format";
+    const OUTPUTS: &str = "structured_outputs";
+    let mut found = vec![];
+    let mut format = fields.object(FORMAT)?;
+    match format.take::<String>("type")?.as_deref() {
+        None | Some("text") => {}
+        Some("json_object") => found.push((Grammar::object(), FORMAT)),
+        Some("json_schema") => {
+            let mut inner = format.object("json_schema")?;
+            inner.ignore(&["name", "description", "strict"]);
+            found.push((Grammar::Schema(inner.need("schema")?), FORMAT));
+            inner.finish()?;
+        }
+        Some(other) => {
+            let message = format!("`response_format` may be text, json_object or json_schema, not `{other}`");
+            return Err(ApiError::parameter(FORMAT, message));
+        }
+    }
+    format.finish()?;
+    found.extend(fields.take::<Value>("json_schema")?.map(|schema| (Grammar::Schema(schema), "json_schema")));
+    let mut outputs = fields.object(OUTPUTS)?;
+    found.extend(outputs.take("json")?.map(|schema| (Grammar::Schema(schema), OUTPUTS)));
+    found.extend(outputs.take("regex")?.map(|regex| (Grammar::Regex(regex), OUTPUTS)));
+    found.extend(outputs.take("choice")?.map(|texts| (Grammar::Choice(texts), OUTPUTS)));
+    found.extend(outputs.take("grammar")?.map(|lark| (Grammar::Lark(lark), OUTPUTS)));
+    outputs.finish()?;
+    let grammar = found.pop();
+    match found.pop() {
+        Some((_, name)) => Err(ApiError::parameter(name, "an answer can follow one grammar only, and there are two")),
+        None => Ok(grammar),
+    }
+}
+
 /// Drops what has no effect, refuses what is not there, and what nobody knows.
 pub(super) fn finish(mut fields: Fields, refused: &[(&str, Value)]) -> Result<(), ApiError> {
     fields.ignore(WITHOUT_EFFECT);
@@ -138,7 +175,6 @@ pub(super) fn finish(mut fields: Fields, refused: &[(&str, Value)]) -> Result<()
         ("best_of", json!(1)),
         ("use_beam_search", json!(false)),
         ("grammar", json!("")),
-        ("json_schema", json!({})),
         ("guided_json", json!({})),
         ("guided_regex", json!("")),
         ("guided_choice", json!([])),
@@ -148,8 +184,6 @@ pub(super) fn finish(mut fields: Fields, refused: &[(&str, Value)]) -> Result<()
         ("min_tokens", json!(0)),
         ("skip_special_tokens", json!(true)),
         ("include_stop_str_in_output", json!(false)),
-        ("response_format", json!({"type": "text"})),
-        ("structured_outputs", json!({})),
     ])?;
     fields.finish()
 }

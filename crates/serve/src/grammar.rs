@@ -1,0 +1,201 @@
+//! Answers that must follow a grammar: JSON of a schema, a regular expression, a choice of texts, or Lark.
+//!
+//! ```text
+//! response_format, structured_outputs ─► Grammar ─Grammars.compile─► Rule ─► engine: which tokens may come next
+//! ```
+//!
+//! A grammar is never left open: one that cannot be compiled is an error before anything is generated, and where it
+//! allows no token any more the answer ends with an error.
+
+use crate::error::ApiError;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Map, Value, json};
+use std::fmt;
+use std::sync::Arc;
+use zinc_engine::Constraint;
+use zinc_text::Tokenizer;
+
+/// What an answer must be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Grammar {
+    /// JSON that this schema describes.
+    Schema(Value),
+    /// Text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Text of this Lark grammar.
+    Lark(String),
+}
+
+impl Grammar {
+    /// Any JSON object.
+    pub(crate) fn object() -> Grammar {
+        Grammar::Schema(json!({"type": "object"}))
+    }
+
+    fn top_level(self) -> TopLevelGrammar {
+        match self {
+            Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(compact(schema)),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(&regex),
+            Grammar::Choice(texts) => {
+                // A JSON string is a Lark string too.
+                let texts: Vec<String> = texts.into_iter().map(|text| Value::String(text).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}\n", texts.join(" | ")))
+            }
+            Grammar::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
+        }
+    }
+}
+
+/// The schema with one way of writing: small models fall into writing white space without end where they may.
+fn compact(schema: Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(map) => map,
+        // `true` and `false` are schemas as well.
+        other => Map::from_iter([("allOf".to_owned(), json!([other]))]),
+    };
+    if !schema.contains_key("x-guidance") {
+        let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        schema.insert("x-guidance".into(), options);
+    }
+    schema.into()
+}
+
+/// Compiles grammars for one vocabulary.
+pub(crate) struct Grammars(Option<ParserFactory>);
+
+/// Longest token that a grammar's vocabulary has; longer ones (rows of spaces) are never allowed.
+const LONGEST: usize = 200;
+
+impl Grammars {
+    /// Prepares a vocabulary of `size` tokens, of which the tokenizer may know fewer.
+    pub(crate) fn new(tokenizer: &Tokenizer, size: u32, end_tokens: &[u32]) -> Grammars {
+        let ends: Vec<u32> = end_tokens.iter().copied().filter(|t| *t < size).collect();
+        let Some(first) = ends.first() else { return Grammars(None) };
+        let words: Vec<Vec<u8>> = (0..size).map(|token| word(tokenizer, token)).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(size, *first), &words).with_eos_tokens(&ends);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).ok();
+        if let Some(factory) = &mut factory {
+            factory.quiet();
+        }
+        Grammars(factory)
+    }
+
+    /// Makes a rule of a grammar; `name` is the parameter it came in. May take long.
+    pub(crate) fn compile(&self, grammar: Grammar, name: &str) -> Result<Rule, ApiError> {
+        let missing = || ApiError::unsupported(name, ": the model has no token that ends a text");
+        if grammar == Grammar::Choice(vec![]) {
+            return Err(ApiError::parameter(name, format!("`{name}` has nothing to choose from")));
+        }
+        let factory = self.0.as_ref().ok_or_else(missing)?;
+        let mut matcher = Matcher::new(factory.create_parser(grammar.top_level()));
+        // Some faults show only when the first token is asked for.
+        let first = matcher.compute_mask_or_eos();
+        match first {
+            Ok(mask) if !mask.is_zero() => Ok(Rule { matcher, mask: None }),
+            Ok(_) => Err(ApiError::parameter(name, format!("`{name}` allows no text at all"))),
+            Err(error) => Err(ApiError::parameter(name, format!("`{name}` cannot be used: {error}"))),
+        }
+    }
+}
+
+/// A token as the grammars' library writes it: bytes, control tokens marked.
+fn word(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
+    let bytes = |special| tokenizer.token_bytes(token, special).unwrap_or_default().into_owned();
+    let (plain, spelled) = (bytes(false), bytes(true));
+    let word = match plain.is_empty() && !spelled.is_empty() {
+        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], &spelled[..]].concat(),
+        false => plain,
+    };
+    if word.len() > LONGEST { vec![] } else { word }
+}
+
+/// A compiled grammar, and how far a text has come in it.
+pub(crate) struct Rule {
+    matcher: Matcher,
+    mask: Option<SimpleVob>,
+}
+
+impl Clone for Rule {
+    fn clone(&self) -> Rule {
+        Rule { matcher: self.matcher.deep_clone(), mask: None }
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rule")
+    }
+}
+
+impl Constraint for Rule {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        match self.matcher.compute_mask_or_eos() {
+            Ok(mask) if !mask.is_zero() => Some(self.mask.insert(mask).as_slice()),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(%error, "a grammar has failed");
+                None
+            }
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        self.matcher.consume_token(token).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grammars() -> (Tokenizer, Grammars) {
+        let tokenizer = Tokenizer::synthetic(300).expect("a tokenizer");
+        let grammars = Grammars::new(&tokenizer, 320, &[299]);
+        (tokenizer, grammars)
+    }
+
+    /// Bytes that may come next, and whether the text may end.
+    fn next(rule: &mut Rule) -> (String, bool) {
+        let mask = rule.allowed().expect("something may come").to_vec();
+        let may = |t: u32| mask[t as usize / 32] >> (t % 32) & 1 == 1;
+        ((0..256).filter(|t| may(*t)).map(|t| char::from(t as u8)).collect(), may(299))
+    }
+
+    #[test]
+    fn a_rule_allows_what_its_grammar_allows() {
+        let (_, grammars) = grammars();
+        let mut rule = grammars.compile(Grammar::Regex("a[bc]?".into()), "x").expect("a rule");
+        assert_eq!(next(&mut rule), ("a".into(), false));
+        let mut other = rule.clone();
+        assert!(rule.accept(u32::from(b'a')) && !other.accept(u32::from(b'b')));
+        assert_eq!(next(&mut rule), ("bc".into(), true));
+        let mut rule = grammars.compile(Grammar::Choice(vec!["yes\"".into(), "no".into()]), "x").expect("a rule");
+        assert_eq!(next(&mut rule), ("ny".into(), false));
+        for byte in b"yes\"" {
+            assert!(rule.accept(u32::from(*byte)));
+        }
+        assert_eq!(next(&mut rule), (String::new(), true));
+    }
+
+    #[test]
+    fn what_cannot_be_compiled_is_an_error_that_names_the_parameter() {
+        let (tokenizer, grammars) = grammars();
+        for grammar in [
+            Grammar::Schema(json!({"type": "no such type"})),
+            Grammar::Schema(json!(false)),
+            Grammar::Regex("(".into()),
+            Grammar::Lark("start: undefined".into()),
+            Grammar::Choice(vec![]),
+        ] {
+            let error = grammars.compile(grammar.clone(), "here").expect_err("it makes no sense");
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("here")), "{grammar:?}");
+        }
+        let endless = Grammars::new(&tokenizer, 300, &[]);
+        assert!(endless.compile(Grammar::object(), "here").is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! `zinc serve` as a program: it says where it listens, refuses what is unsafe, ends when told to; and a tour by OpenAI's
+//! own client.
+
+mod program;
+
+use program::*;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running `zinc serve`.
+struct Served {
+    child: Child,
+    /// As in `http://127.0.0.1:1234`.
+    base: String,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Served {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
+            .args(["serve", "--port", "0", "--device", "cpu"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("zinc starts");
+        let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        said.read_line(&mut line).expect("a line");
+        let base = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}"));
+        let base = base.to_owned();
+        // Whoever writes a log must not wait for a reader.
+        std::thread::spawn(move || said.read_to_end(&mut vec![]));
+        let served = Served { child, base };
+        let start = Instant::now();
+        while ureq::get(format!("{}/health", served.base)).call().is_err() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the model is not loaded after a minute");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        served
+    }
+
+    /// Waits for its end, for half a minute at most.
+    #[cfg(unix)]
+    fn end(mut self) -> Option<i32> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            if let Some(status) = self.child.try_wait().expect("a status") {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("it does not end");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ends_when_it_is_told_to() {
+    for name in ["INT", "TERM"] {
+        let served = Served::start(&[&model("llama")]);
+        // The shell's own `kill`: not every system has the program.
+        let kill = format!("kill -{name} {}", served.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        assert_eq!(served.end(), Some(0), "{name}");
+    }
+}
+
+#[test]
+fn answers_under_the_names_it_is_given() {
+    let served = Served::start(&[&model("llama"), "--alias", "one", "--alias", "two", "--chat-template", "chatml"]);
+    let names = ureq::get(format!("{}/v1/models", served.base)).call().expect("a list").into_body().read_to_string();
+    let names: serde_json::Value = serde_json::from_str(&names.expect("text")).expect("JSON");
+    assert_eq!((&names["data"][0]["id"], &names["data"][1]["id"]), (&"one".into(), &"two".into()));
+    let body =
+        r#"{"model": "two", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "ignore_eos": true}"#;
+    let answer = ureq::post(format!("{}/v1/chat/completions", served.base)).send(body).expect("an answer");
+    let answer = answer.into_body().read_to_string().expect("text");
+    let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+    assert_eq!((&answer["model"], &answer["usage"]["completion_tokens"]), (&"two".into(), &2.into()));
+}
+
+#[test]
+fn refuses_what_is_unsafe_or_cannot_be() {
+    let m = model("llama");
+    let serve = |more: &[&str]| zinc(&[&["serve", &m, "--device", "cpu"], more].concat());
+    fails(&serve(&["--host", "0.0.0.0"]), 2, &["--api-key", "--allow-anyone"]);
+    fails(&serve(&["--host", "no such host.invalid"]), 1, &["cannot listen"]);
+    fails(&serve(&["--api-key", ""]), 2, &["API key 1"]);
+    fails(&serve(&["--temp", "nan"]), 2, &["temperature"]);
+    let file = scratch("keys").join("empty");
+    std::fs::write(&file, "# none yet\n").expect("written");
+    fails(&serve(&["--api-key-file", &file.display().to_string()]), 2, &["has no keys"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    fails(&serve(&["--port", &port]), 1, &["cannot listen", &port]);
+    fails(&zinc(&["serve", "no-such-file.gguf", "--port", "0", "--device", "cpu"]), 1, &["no-such-file.gguf"]);
+}
+
+/// The folder of OpenAI's Python client and the real model, if both have been set up.
+fn tour_needs() -> Result<(PathBuf, PathBuf), &'static str> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/zinc-test");
+    let model = folder.join("models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let packages = std::fs::read_dir(folder.join("python")).ok().and_then(|entries| {
+        let paths = entries.flatten().map(|e| e.path());
+        paths.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("openai-"))).max()
+    });
+    if !model.exists() {
+        return Err("SmolLM2-135M-Instruct.Q4_1.gguf absent (cargo xtask setup)");
+    }
+    let packages = packages.ok_or("OpenAI's Python client absent (cargo xtask setup)")?;
+    let python = Command::new("python3").arg("--version").output();
+    if python.is_ok_and(|p| p.status.success()) { Ok((packages, model)) } else { Err("python3 absent") }
+}
+
+#[test]
+fn the_official_client_finds_all_it_looks_for() {
+    let (packages, model) = match tour_needs() {
+        Ok(both) => both,
+        Err(why) => return println!("not run: {why}"),
+    };
+    let model = model.display().to_string();
+    let served = Served::start(&[&model, "-c", "2048", "-np", "4", "--api-key", "sk-tour", "--alias", "smol"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tour/openai_tour.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .args([&served.base, "sk-tour", "smol"])
+        .env("PYTHONPATH", packages)
+        .env("NO_PROXY", "127.0.0.1")
+        .output()
+        .expect("python3 starts");
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    println!("{said}");
+    assert!(said.lines().last().is_some_and(|l| l.contains("\"steps\": 13")), "{said}");
+}
