@@ -40,6 +40,7 @@ fn unary(op: UnOp, class: Class) -> Option<Code> {
         (UnOp::Not, Class::Signed | Class::Unsigned) => Core(S::Not),
         (UnOp::Abs, Class::Float) => Glsl(GLOp::FAbs),
         (UnOp::Exp, Class::Float) => Glsl(GLOp::Exp),
+        (UnOp::Exp2, Class::Float) => Glsl(GLOp::Exp2),
         (UnOp::Log, Class::Float) => Glsl(GLOp::Log),
         (UnOp::Sqrt, Class::Float) => Glsl(GLOp::Sqrt),
         (UnOp::InvSqrt, Class::Float) => Glsl(GLOp::InverseSqrt),

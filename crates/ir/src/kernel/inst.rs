@@ -65,6 +65,8 @@ pub enum UnOp {
     Abs,
     /// e^x (F32).
     Exp,
+    /// 2^x (F32).
+    Exp2,
     /// Natural logarithm (F32).
     Log,
     /// Square root (F32).

@@ -7,7 +7,7 @@ use super::{Kernel, Query, State};
 use zinc_ir::kernel::{MatrixMemory, Scalar, Type, Val};
 
 impl<'b> Kernel<'b> {
-    /// The subgroup's queries times the scale as halves: a matrix per `k` elements, or none if they stay in shared memory.
+    /// The subgroup's queries times the scale (for powers of two) as halves: a matrix per `k` elements, or none if they stay in shared memory.
     pub(super) fn load_queries(&self, queries: &[Query<'b>]) -> Vec<Val<'b>> {
         let (b, t) = (self.b, &self.tile);
         let width = t.widths[0];
@@ -35,7 +35,8 @@ impl<'b> Kernel<'b> {
         for q in queries {
             for quad in self.quads(columns) {
                 let at = (q.line * self.tile.widths[0] + quad * 4) * 4;
-                let value = b.load_at(Type::F32X4, self.io.q, at, from * 4, 16, true) * self.spec.scale;
+                let value = b.load_at(Type::F32X4, self.io.q, at, from * 4, 16, true)
+                    * (self.spec.scale * std::f32::consts::LOG2_E);
                 b.shared_store(array, q.index * line + quad, halve::rounded(b, value));
             }
         }
@@ -104,7 +105,7 @@ impl<'b> Kernel<'b> {
         b.matrix_store(matrix, memory, b.u32(t.scores_line()), false);
     }
 
-    /// Makes weights of this lane's scores, e^(score - maximum), as halves into `weights`; gives the new maxima and sums,
+    /// Makes weights of this lane's scores, 2^(score - maximum), as halves into `weights`; gives the new maxima and sums,
     /// and by what the old sums have been multiplied. `masked`: some query does not see some token.
     fn soften(&self, queries: &[Query<'b>], masked: bool, first: Val<'b>, state: &State<'b>) -> Vec<Val<'b>> {
         let (b, t) = (self.b, &self.tile);
@@ -125,10 +126,10 @@ impl<'b> Kernel<'b> {
             let largest = scores.iter().copied().reduce(Val::max).expect("tokens");
             let largest = (0..4).map(|e| largest.lane(e)).reduce(Val::max).expect("lanes");
             let max = self.over_lanes(largest, Val::max).max(state.maxima[i]);
-            let keep = (state.maxima[i] - max).exp();
+            let keep = (state.maxima[i] - max).exp2();
             let mut sum = None;
             for (quad, score) in quads.iter().zip(scores) {
-                let p = only_seen(*quad, (score - max.splat(4)).exp(), 0.0);
+                let p = only_seen(*quad, (score - max.splat(4)).exp2(), 0.0);
                 b.shared_store(self.weights, q.index * t.weights_line() + *quad, p.to(Scalar::F16));
                 sum = Some(sum.map_or(p, |sum: Val<'b>| sum + p));
             }
@@ -190,14 +191,14 @@ impl<'b> Kernel<'b> {
             for q in queries {
                 for quad in self.quads(results.len() as u32 * t.n()) {
                     let value = b.shared_load(self.scores, q.index * t.scores_line() + quad);
-                    b.if_(q.real, || self.put(q, quad + piece as u32 * (t.chunk / 4), value));
+                    b.if_(q.real, || self.put_result(q, quad + piece as u32 * (t.chunk / 4), value));
                 }
             }
         }
     }
 
     /// Stores four elements of a query's result, in the forms that are wanted.
-    fn put(&self, q: &Query<'b>, quad: Val<'b>, value: Val<'b>) {
+    fn put_result(&self, q: &Query<'b>, quad: Val<'b>, value: Val<'b>) {
         let at = q.line * self.tile.widths[1] + quad * 4;
         if let Some(y) = self.out {
             self.b.store(y, at * 4, value, 16);

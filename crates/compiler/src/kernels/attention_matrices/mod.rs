@@ -3,7 +3,7 @@
 //! ```text
 //! tile (rows, KV head), for each run of rows of one sequence, for each chunk of its tokens:
 //!     K, V chunk ─► shared   (the next chunk is on its way to registers meanwhile)
-//!     Q·Kᵀ (A, B) ─► scores ─► shared ─lanes: maxima, e^(s - max)─► p as halves ─► shared ─► A ┐
+//!     Q·Kᵀ (A, B) ─► scores ─► shared ─lanes: maxima, 2^(s - max)─► p as halves ─► shared ─► A ┐
 //!     acc · keep  +  p·V ◄─────────────────────────────────────────────────────────────────────┘
 //! acc / sum ─► shared ─► y
 //! ```
@@ -41,14 +41,15 @@ pub(super) static ATTENTION_MATRICES: Template = Template {
 const CHUNKS: [u32; 2] = [32, 16];
 /// Subgroups of a tile, best first: the first that leaves tiles for the whole device.
 const SUBGROUPS: [u32; 3] = [4, 2, 1];
-/// Of [`Caps::parallel_tiles`], how many tiles are enough for the device.
-const ENOUGH: (u32, u32) = (1, 2);
+/// How many tiles are enough for the device: one for each compute unit, of which [`Caps::parallel_tiles`] has eight.
+const TILES_PER_UNIT: (u32, u32) = (1, 8);
 /// Halves from one line in shared memory to the next beyond the line itself, so that lines begin in different banks.
 const PADDING: u32 = 8;
 /// Accumulators are left alone where no maximum of the subgroup has risen.
 const SKIP_RESCALING: bool = true;
-/// The next chunk is loaded into registers while this one is computed.
-const PREFETCH: bool = true;
+/// The next chunk is loaded into registers while this one is computed, if a lane's part of it is at most so many words of
+/// 16 bytes. Otherwise, about as many are on their way at once.
+const PREFETCH: u32 = 8;
 
 /// Known hardware with wider subgroups keeps elements of A and B several times, and gives each lane a line along `k`. So
 /// queries are loaded from shared memory for each chunk, or else there would not be registers enough, and V is transposed
@@ -144,8 +145,9 @@ impl Tile {
         let chunk = chunk.or_else(|| CHUNKS.into_iter().find(|&chunk| tile(1, chunk).fits(caps)))?;
         let able = SUBGROUPS.map(|subgroups| tile(subgroups, chunk)).into_iter();
         let able: Vec<Tile> = able.filter(|t| t.fits(caps) && t.rows(group) > 0).collect();
-        let fills =
-            |t: &&Tile| rows.div_ceil(t.rows(group)) * spec.kv_heads * ENOUGH.1 >= caps.parallel_tiles * ENOUGH.0;
+        let fills = |t: &&Tile| {
+            rows.div_ceil(t.rows(group)) * spec.kv_heads * TILES_PER_UNIT.1 >= caps.parallel_tiles * TILES_PER_UNIT.0
+        };
         able.iter().find(fills).or(able.last()).copied()
     }
 }
@@ -357,13 +359,16 @@ impl<'b> Kernel<'b> {
         let common = [all(0, Val::max).subgroup_max(), all(1, Val::min).subgroup_min()];
         let start = run.sees[0] / chunk * chunk;
         let flat = state.flat();
-        let ahead = if PREFETCH { self.fetch(run, start) } else { vec![] };
+        let ahead = if self.prefetches() { self.fetch(run, start) } else { vec![] };
         let end = b.for_(start, run.sees[1], chunk, &[&flat[..], &ahead].concat(), |first, carried| {
             let (flat, ahead) = carried.split_at(flat.len());
             b.barrier();
-            self.stage(&if PREFETCH { ahead.to_vec() } else { self.fetch(run, first) });
+            match self.prefetches() {
+                true => self.put(ahead),
+                false => self.stage(run, first),
+            }
             b.barrier();
-            let ahead = if PREFETCH { self.fetch(run, first + chunk) } else { vec![] };
+            let ahead = if self.prefetches() { self.fetch(run, first + chunk) } else { vec![] };
             let state = self.chunk(q, &queries, common, first, &state.like(flat));
             [&state.flat()[..], &ahead].concat()
         });

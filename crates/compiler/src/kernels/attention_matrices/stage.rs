@@ -5,89 +5,144 @@
 //!                                ─► values[token][element] ─► B, rows = tokens   (or transposed: values[element][token])
 //! ```
 
-use super::{Kernel, Run};
+use super::{Kernel, PREFETCH, Run};
 use zinc_ir::kernel::{MatrixMemory, Type, Val};
 use zinc_ir::plan::PAGE_TOKENS;
 
+/// What a lane brings at once: a word (8 elements of a token) of K, or of V; of V to be transposed those of two tokens.
+#[derive(Clone, Copy)]
+struct Item {
+    of_values: bool,
+    /// Of the lane's items of K or of V.
+    number: u32,
+}
+
+/// Where a chunk's tokens are.
+struct Source<'b> {
+    /// Line of token 0 of its page and KV head.
+    lines: Val<'b>,
+    first: Val<'b>,
+    /// Lowest and highest token that the run sees: those beyond repeat one of them.
+    lowest: Val<'b>,
+    last: Val<'b>,
+}
+
 impl<'b> Kernel<'b> {
-    /// Words (8 elements of a token) of a chunk's K and V for this lane to stage: one of K, or of V not transposed, per
-    /// item; of V to be transposed those of two tokens. Tokens that the run does not see repeat one that it does.
+    /// The lane's part of a chunk is small enough to wait in registers.
+    pub(super) fn prefetches(&self) -> bool {
+        self.items().iter().map(|item| self.words(item.of_values)).sum::<u32>() <= PREFETCH
+    }
+
+    /// This lane's words of a chunk.
     pub(super) fn fetch(&self, run: &Run<'b>, first: Val<'b>) -> Vec<Val<'b>> {
-        let (b, t) = (self.b, &self.tile);
-        let last = run.sees[1].max(b.u32(1)) - 1;
-        // A chunk behind the last is asked for, too: it is the last once more.
-        let first = first.min(last / t.chunk * t.chunk);
-        let page = self.word(self.io.pages, run.sequence * self.pages_per_sequence + first / PAGE_TOKENS);
-        let lines = (page * self.spec.kv_heads + b.tile(1)) * PAGE_TOKENS;
-        let load = |area: Val<'b>, width: u32, local: Val<'b>, word: Val<'b>| {
-            let token = (first + local).max(run.sees[0]).min(last) % PAGE_TOKENS;
-            b.load_at(Type::U32X4, area, ((lines + token) * width + word * 8) * 2, 0, 16, true)
-        };
-        let [keys, values] = t.widths.map(|width| width / 8);
-        let mut words = vec![];
-        for i in self.items(t.chunk * keys) {
-            words.push(load(self.io.k, t.widths[0], i / keys, i % keys));
-        }
-        for i in self.items(t.chunk * values / if t.wide() { 2 } else { 1 }) {
-            match self.pair(i) {
-                Some((word, pair)) => words.extend([0, 1].map(|o| load(self.io.v, t.widths[1], pair * 2 + o, word))),
-                None => words.push(load(self.io.v, t.widths[1], i / values, i % values)),
-            }
-        }
-        words
-    }
-
-    /// Word and pair of tokens of item `i` of V, if it is transposed: neighbours store side by side.
-    fn pair(&self, i: Val<'b>) -> Option<(Val<'b>, Val<'b>)> {
-        let pairs = self.tile.chunk / 2;
-        self.tile.wide().then(|| (i / pairs, i % pairs))
-    }
-
-    /// This lane's items out of `count`; the last ones may come twice.
-    fn items(&self, count: u32) -> Vec<Val<'b>> {
-        let (b, lanes) = (self.b, self.tile.lanes());
-        let item = |i: u32| {
-            let item = b.local_id() + i * lanes;
-            if (i + 1) * lanes <= count { item } else { item.min(b.u32(count - 1)) }
-        };
-        (0..count.div_ceil(lanes)).map(item).collect()
+        let source = self.source(run, first);
+        self.items().iter().flat_map(|item| self.fetch_item(&source, *item)).collect()
     }
 
     /// Stores what [`Kernel::fetch`] gave.
-    pub(super) fn stage(&self, words: &[Val<'b>]) {
-        let (b, t) = (self.b, &self.tile);
-        let [keys, values] = t.widths.map(|width| width / 8);
-        let (of_keys, of_values) = words.split_at((t.chunk * keys).div_ceil(t.lanes()) as usize);
-        let plain = |array: u32, line: u32, each: u32, i: Val<'b>, word: Val<'b>| {
-            b.shared_store(array, i / each * line + i % each, word);
-        };
-        self.each_item(t.chunk * keys, of_keys, 1, |i, word| plain(self.keys, t.line(t.widths[0]), keys, i, word[0]));
-        if !t.wide() {
-            let line = t.line(t.widths[1]);
-            return self
-                .each_item(t.chunk * values, of_values, 1, |i, word| plain(self.values, line, values, i, word[0]));
-        }
-        self.each_item(t.chunk * values / 2, of_values, 2, |i, words| {
-            let Some((word, pair)) = self.pair(i) else { return };
-            for e in 0..4 {
-                let [even, odd] = [0, 1].map(|token: usize| words[token].lane(e));
-                let first = (even & 0xffff) | (odd << 16);
-                let second = (even >> 16) | (odd & 0xffff_0000);
-                for (half, value) in [first, second].into_iter().enumerate() {
-                    let element = word * 8 + (u32::from(e) * 2 + half as u32);
-                    b.shared_store(self.values, element * (t.line(t.chunk) * 4) + pair, value);
-                }
-            }
-        });
+    pub(super) fn put(&self, words: &[Val<'b>]) {
+        self.put_items(&self.items(), words);
     }
 
-    /// Calls `put` for each of this lane's items out of `count` with its `each` words; not for those that come twice.
-    fn each_item(&self, count: u32, words: &[Val<'b>], each: usize, put: impl Fn(Val<'b>, &[Val<'b>])) {
-        let (b, lanes) = (self.b, self.tile.lanes());
-        for (i, (item, words)) in (0..).zip(self.items(count).into_iter().zip(words.chunks(each))) {
-            match (i + 1) * lanes <= count {
-                true => put(item, words),
-                false => b.if_((b.local_id() + i * lanes).lt(count), || put(item, words)),
+    /// Brings this lane's part of a chunk, about [`PREFETCH`] words at once.
+    pub(super) fn stage(&self, run: &Run<'b>, first: Val<'b>) {
+        let source = self.source(run, first);
+        for items in self.items().chunks(PREFETCH as usize) {
+            let words: Vec<Val<'b>> = items.iter().flat_map(|item| self.fetch_item(&source, *item)).collect();
+            self.put_items(items, &words);
+        }
+    }
+
+    /// Words of an item.
+    fn words(&self, of_values: bool) -> u32 {
+        if of_values && self.tile.wide() { 2 } else { 1 }
+    }
+
+    /// Items of all lanes.
+    fn count(&self, of_values: bool) -> u32 {
+        self.tile.chunk * (self.tile.widths[usize::from(of_values)] / 8) / self.words(of_values)
+    }
+
+    /// Of this lane.
+    fn items(&self) -> Vec<Item> {
+        let of = |of_values| {
+            let count = self.count(of_values).div_ceil(self.tile.lanes());
+            (0..count).map(move |number| Item { of_values, number })
+        };
+        of(false).chain(of(true)).collect()
+    }
+
+    /// Number of an item among those of all lanes; beyond the last one it is none.
+    fn place(&self, item: Item) -> Val<'b> {
+        self.b.local_id() + item.number * self.tile.lanes()
+    }
+
+    /// Every lane has such an item.
+    fn is_whole(&self, item: Item) -> bool {
+        (item.number + 1) * self.tile.lanes() <= self.count(item.of_values)
+    }
+
+    fn source(&self, run: &Run<'b>, first: Val<'b>) -> Source<'b> {
+        let (b, chunk) = (self.b, self.tile.chunk);
+        let last = run.sees[1].max(b.u32(1)) - 1;
+        // A chunk behind the last is asked for, too: it is the last once more.
+        let first = first.min(last / chunk * chunk);
+        let page = self.word(self.io.pages, run.sequence * self.pages_per_sequence + first / PAGE_TOKENS);
+        let lines = (page * self.spec.kv_heads + b.tile(1)) * PAGE_TOKENS;
+        Source { lines, first, lowest: run.sees[0], last }
+    }
+
+    fn fetch_item(&self, source: &Source<'b>, item: Item) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, &self.tile);
+        let (width, area) = if item.of_values { (t.widths[1], self.io.v) } else { (t.widths[0], self.io.k) };
+        let place = self.place(item);
+        let place = if self.is_whole(item) { place } else { place.min(b.u32(self.count(item.of_values) - 1)) };
+        let load = |local: Val<'b>, word: Val<'b>| {
+            let token = (source.first + local).max(source.lowest).min(source.last) % PAGE_TOKENS;
+            b.load_at(Type::U32X4, area, ((source.lines + token) * width + word * 8) * 2, 0, 16, true)
+        };
+        if self.words(item.of_values) == 1 {
+            return vec![load(place / (width / 8), place % (width / 8))];
+        }
+        let (word, pair) = self.word_and_pair(place);
+        [0, 1].map(|o| load(pair * 2 + o, word)).to_vec()
+    }
+
+    /// Word and pair of tokens of an item of V that is transposed: neighbours store side by side.
+    fn word_and_pair(&self, place: Val<'b>) -> (Val<'b>, Val<'b>) {
+        let pairs = self.tile.chunk / 2;
+        (place / pairs, place % pairs)
+    }
+
+    fn put_items(&self, items: &[Item], words: &[Val<'b>]) {
+        let mut rest = words;
+        for item in items {
+            let (own, others) = rest.split_at(self.words(item.of_values) as usize);
+            rest = others;
+            match self.is_whole(*item) {
+                true => self.put_item(*item, own),
+                false => self.b.if_(self.place(*item).lt(self.count(item.of_values)), || self.put_item(*item, own)),
+            }
+        }
+    }
+
+    fn put_item(&self, item: Item, words: &[Val<'b>]) {
+        let (b, t) = (self.b, &self.tile);
+        let place = self.place(item);
+        let [even, odd] = match *words {
+            [word] => {
+                let (width, array) = if item.of_values { (t.widths[1], self.values) } else { (t.widths[0], self.keys) };
+                return b.shared_store(array, place / (width / 8) * t.line(width) + place % (width / 8), word);
+            }
+            [even, odd, ..] => [even, odd],
+            [] => return,
+        };
+        let (word, pair) = self.word_and_pair(place);
+        for lane in 0..4 {
+            let [even, odd] = [even, odd].map(|token| token.lane(lane));
+            let elements = [(even & 0xffff) | (odd << 16), (even >> 16) | (odd & 0xffff_0000)];
+            for (element, value) in (u32::from(lane) * 2..).zip(elements) {
+                b.shared_store(self.values, (word * 8 + element) * (t.line(t.chunk) * 4) + pair, value);
             }
         }
     }

@@ -32,6 +32,10 @@ impl<'b> Val<'b> {
     pub fn exp(self) -> Val<'b> {
         self.unary(UnOp::Exp)
     }
+    /// 2^x.
+    pub fn exp2(self) -> Val<'b> {
+        self.unary(UnOp::Exp2)
+    }
     /// ln x.
     pub fn log(self) -> Val<'b> {
         self.unary(UnOp::Log)

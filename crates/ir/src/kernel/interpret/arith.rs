@@ -62,6 +62,7 @@ pub(super) fn unary(op: UnOp, s: Scalar, a: &Column, d: &Column) {
                 UnOp::Neg | UnOp::Not => |x| -x,
                 UnOp::Abs => f32::abs,
                 UnOp::Exp => f32::exp,
+                UnOp::Exp2 => f32::exp2,
                 UnOp::Log => f32::ln,
                 UnOp::Sqrt => f32::sqrt,
                 UnOp::InvSqrt => |x| 1.0 / x.sqrt(),

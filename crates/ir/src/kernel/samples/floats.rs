@@ -159,6 +159,7 @@ fn approximate(subgroup: u32) -> Vec<Sample> {
     let rows = [
         row("div", |a, b| a / b, |x, y| x / y, (0.5, 20.0), (0.0, 4e-7)),
         row("exp", |a, _| a.exp(), |x, _| x.exp(), (-10.0, 10.0), (0.0, 4e-6)),
+        row("exp2", |a, _| a.exp2(), |x, _| x.exp2(), (-10.0, 10.0), (0.0, 4e-6)),
         row("log", |a, _| a.log(), |x, _| x.ln(), (0.01, 100.0), (1e-6, 1e-6)),
         row("sqrt", |a, _| a.sqrt(), |x, _| x.sqrt(), (0.01, 100.0), (0.0, 1e-6)),
         row("inv_sqrt", |a, _| a.inv_sqrt(), |x, _| x.sqrt().recip(), (0.01, 100.0), (0.0, 1e-6)),

@@ -14,11 +14,12 @@ pub(super) const SCALARS: [(Scalar, &str); 9] = [
     (Scalar::F32, "f32"),
 ];
 
-pub(super) const UNARY: [(UnOp, &str); 12] = [
+pub(super) const UNARY: [(UnOp, &str); 13] = [
     (UnOp::Neg, "neg"),
     (UnOp::Not, "not"),
     (UnOp::Abs, "abs"),
     (UnOp::Exp, "exp"),
+    (UnOp::Exp2, "exp2"),
     (UnOp::Log, "log"),
     (UnOp::Sqrt, "sqrt"),
     (UnOp::InvSqrt, "inv_sqrt"),
