@@ -1,7 +1,7 @@
 //! Attention for prompts on cooperative matrices: each subgroup has 16 queries, and a tile's subgroups share K and V.
 //!
 //! ```text
-//! tile (rows, KV head), for each run of rows of one sequence, for each chunk of its tokens:
+//! tile (rows, KV head, run of these rows that are of one sequence), for each chunk of its tokens:
 //!     K, V chunk ─► shared   (the next chunk is on its way to registers meanwhile)
 //!     Q·Kᵀ (A, B) ─► scores ─► shared ─lanes: maxima, 2^(s - max)─► p as halves ─► shared ─► A ┐
 //!     acc · keep  +  p·V ◄─────────────────────────────────────────────────────────────────────┘
@@ -11,7 +11,9 @@
 //! Which lane holds which element of a matrix is the driver's secret: scores go through shared memory that belongs to
 //! one subgroup, where lanes own rows, and what a row's accumulators are to be multiplied with comes back as a matrix
 //! with equal columns. Queries are rows × the query heads of the KV head. As in `attention_tiled`, chunks lie at fixed
-//! positions and a token that a row does not see adds exactly nothing: a row gets the same sums in any tile and batch.
+//! positions and a token that a row does not see adds exactly nothing: a row gets the same sums in any tile and batch. Where
+//! rows of several sequences meet, each run has a tile of its own, so that they do not wait for each other; most tiles of
+//! later runs then find none, and end.
 
 mod chunk;
 mod stage;
@@ -51,6 +53,8 @@ const SKIP_RESCALING: bool = true;
 /// 16 bytes. Otherwise, about as many are on their way at once.
 const PREFETCH: u32 = 8;
 
+/// Where tiles have so few rows, finding a run is written out: all loads at once.
+const UNROLLED_ROWS: u32 = 16;
 /// Known hardware with wider subgroups keeps elements of A and B several times, and gives each lane a line along `k`. So
 /// queries are loaded from shared memory for each chunk, or else there would not be registers enough, and V is transposed
 /// while it is staged, so that such a line is one load.
@@ -174,7 +178,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let per_tile = tile.rows(spec.heads / spec.kv_heads);
     let AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
     let name = format!("attention_matrices_{heads}x{kv_heads}x{head_dim}_{}x{}", tile.queries(), tile.chunk);
-    let grid = [rows.div_ceil(per_tile), kv_heads, 1];
+    // Each row may be a run of its own.
+    let several = ctx.bucket.sequences > 1;
+    let grid = [rows.div_ceil(per_tile), kv_heads, if several { per_tile } else { 1 }];
     Ok(single(name, tile.lanes(), tile.subgroup, grid, |b, args| {
         let kernel = Kernel {
             b,
@@ -182,6 +188,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             spec,
             types: Caps::matrix_types(tile.shape),
             rows,
+            several,
             pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
             io: Io::read(args, q, layer),
             out: region.gives.contains(&node).then(|| args.write("y", Operand::Value(node))),
@@ -210,6 +217,8 @@ struct Kernel<'b> {
     /// Of A, B and accumulators.
     types: [MatrixType; 3],
     rows: u32,
+    /// The step has several sequences.
+    several: bool,
     pages_per_sequence: u32,
     io: Io<'b>,
     /// The result, as it is and as halves.
@@ -234,9 +243,7 @@ struct Kernel<'b> {
 struct Query<'b> {
     /// Its number in the tile.
     index: Val<'b>,
-    /// Its row of the step; in range even if the query is none.
-    row: Val<'b>,
-    /// Line of its head in q and in the result.
+    /// Line of its head in q and in the result; in range even if the query is none.
     line: Val<'b>,
     /// First and one past the last token it sees; 0, 0 if the query is none.
     sees: [Val<'b>; 2],
@@ -285,26 +292,14 @@ impl<'b> Kernel<'b> {
     }
 
     fn body(&self, per_tile: u32, tiles: u32) {
-        let (b, t) = (self.b, &self.tile);
+        let b = self.b;
         // The last rows see most: they start first.
         let first_row = (b.u32(tiles - 1) - b.tile(0)) * per_tile;
-        let end_row = (first_row + per_tile).min(b.u32(self.rows));
-        let queries: Vec<Query<'b>> = (0..t.queries_per_lane()).map(|i| self.query(i, first_row, per_tile)).collect();
-        let q = self.load_queries(&queries);
-        let zero = b.matrix_splat(self.types[2], b.f32(0.0));
-        let state = State {
-            acc: vec![zero; (t.widths[1] / t.n()) as usize],
-            maxima: vec![b.f32(NONE); queries.len()],
-            sums: vec![b.f32(0.0); queries.len()],
-        };
-        let end = b.for_(first_row, end_row, 1, &state.flat(), |row, flat| {
-            let sequence = self.word(self.io.sequence, row);
-            let before = self.word(self.io.sequence, row.max(b.u32(1)) - 1);
-            let starts = row.eq(first_row) | before.ne(sequence);
-            let run = || self.run(&q, &queries, &self.run_at(sequence, row, end_row), &state.like(flat)).flat();
-            b.if_else(starts, run, || flat.to_vec())
-        });
-        self.store(&queries, &state.like(&end));
+        let run = self.find_run(first_row, per_tile);
+        match self.several {
+            false => self.run(first_row, &run),
+            true => b.if_(run.first.lt(run.end), || self.run(first_row, &run)),
+        }
     }
 
     /// An element of an array of U32 that nothing writes.
@@ -313,45 +308,72 @@ impl<'b> Kernel<'b> {
     }
 
     /// Query number `i` of this lane.
-    fn query(&self, i: u32, first_row: Val<'b>, per_tile: u32) -> Query<'b> {
+    fn query(&self, i: u32, first_row: Val<'b>, run: &Run<'b>) -> Query<'b> {
         let (b, t) = (self.b, &self.tile);
         let group = self.spec.heads / self.spec.kv_heads;
         let index = self.own() + b.lane() / t.lanes_per_query() + i * t.subgroup;
-        let local = index / group;
-        let row = first_row + local;
-        let real = local.lt(per_tile) & row.lt(self.rows);
+        let row = first_row + index / group;
+        let real = row.ge(run.first) & row.lt(run.end);
         let row = row.min(b.u32(self.rows - 1));
         let head = b.tile(1) * group + index % group;
         let visible = self.word(self.io.visible, row);
         let sees = [lowest(b, &self.spec, visible), visible].map(|t| real.select(t, b.u32(0)));
-        Query { index, row, line: row * self.spec.heads + head, sees, real }
+        Query { index, line: row * self.spec.heads + head, sees, real }
     }
 
-    /// How far the run that starts at `row` reaches, and what its rows see.
-    fn run_at(&self, sequence: Val<'b>, row: Val<'b>, end_row: Val<'b>) -> Run<'b> {
+    /// The run with the tile's number along axis 2 among those of its rows; if there is none, it is empty.
+    fn find_run(&self, first_row: Val<'b>, per_tile: u32) -> Run<'b> {
         let b = self.b;
-        let none = [b.u32(u32::MAX), b.u32(0), row, b.u32(1)];
-        // A run ends at the first row of another sequence; `open` is 1 until then.
-        let found = b.for_(row, end_row, 1, &none, |r, c| {
-            let open = self.word(self.io.sequence, r).eq(sequence).select(c[3], b.u32(0));
-            let member = open.eq(1);
-            let visible = self.word(self.io.visible, r);
+        let none = [b.u32(u32::MAX), b.u32(0), b.u32(0), b.u32(0), b.u32(u32::MAX), b.u32(0)];
+        let unroll = per_tile <= UNROLLED_ROWS;
+        let found = b.for_with(b.u32(0), b.u32(per_tile), b.u32(1), &none, unroll, |i, c| {
+            let &[number, sequence, first, end, lowest_seen, highest] = c else { unreachable!("six values") };
+            let row = first_row + i;
+            let exists = row.lt(self.rows);
+            let row = row.min(b.u32(self.rows - 1));
+            let (own, starts) = match self.several {
+                true => {
+                    let own = self.word(self.io.sequence, row);
+                    let before = self.word(self.io.sequence, row.max(b.u32(1)) - 1);
+                    (own, i.eq(0) | own.ne(before))
+                }
+                false => (b.u32(0), i.eq(0)),
+            };
+            let number = starts.select(number + 1, number);
+            let member = exists & number.eq(b.tile(2));
+            let visible = self.word(self.io.visible, row);
             // Padding sees nothing.
             let lowest = visible.eq(0).select(b.u32(u32::MAX), lowest(b, &self.spec, visible));
-            let next = [c[0].min(lowest), c[1].max(visible), r + 1];
-            let mut out: Vec<Val<'b>> = next.iter().zip(c).map(|(n, c)| member.select(*n, *c)).collect();
-            out.push(open);
-            out
+            vec![
+                number,
+                member.select(own, sequence),
+                (member & starts).select(row, first),
+                member.select(row + 1, end),
+                member.select(lowest_seen.min(lowest), lowest_seen),
+                member.select(highest.max(visible), highest),
+            ]
         });
-        Run { sequence, first: row, end: found[2], sees: [found[0], found[1]] }
+        Run { sequence: found[1], first: found[2], end: found[3], sees: [found[4], found[5]] }
+    }
+
+    /// The rows of a run, from beginning to end.
+    fn run(&self, first_row: Val<'b>, run: &Run<'b>) {
+        let (b, t) = (self.b, &self.tile);
+        let queries: Vec<Query<'b>> = (0..t.queries_per_lane()).map(|i| self.query(i, first_row, run)).collect();
+        let q = self.load_queries(&queries);
+        let zero = b.matrix_splat(self.types[2], b.f32(0.0));
+        let state = State {
+            acc: vec![zero; (t.widths[1] / t.n()) as usize],
+            maxima: vec![b.f32(NONE); queries.len()],
+            sums: vec![b.f32(0.0); queries.len()],
+        };
+        let state = self.chunks(&q, &queries, run, &state);
+        self.store(&queries, &state);
     }
 
     /// All chunks of a run, for all queries; those of other runs are left as they are.
-    fn run(&self, q: &[Val<'b>], queries: &[Query<'b>], run: &Run<'b>, state: &State<'b>) -> State<'b> {
+    fn chunks(&self, q: &[Val<'b>], queries: &[Query<'b>], run: &Run<'b>, state: &State<'b>) -> State<'b> {
         let (b, chunk) = (self.b, self.tile.chunk);
-        let member = |q: &Query<'b>| q.row.ge(run.first) & q.row.lt(run.end);
-        let queries: Vec<Query<'b>> =
-            queries.iter().map(|q| Query { sees: q.sees.map(|t| member(q).select(t, b.u32(0))), ..*q }).collect();
         let all = |i: usize, f: fn(Val<'b>, Val<'b>) -> Val<'b>| {
             queries.iter().map(|q| q.sees[i]).reduce(f).expect("a query")
         };
@@ -369,7 +391,7 @@ impl<'b> Kernel<'b> {
             }
             b.barrier();
             let ahead = if self.prefetches() { self.fetch(run, first + chunk) } else { vec![] };
-            let state = self.chunk(q, &queries, common, first, &state.like(flat));
+            let state = self.chunk(q, queries, common, first, &state.like(flat));
             [&state.flat()[..], &ahead].concat()
         });
         state.like(&end[..flat.len()])
