@@ -51,7 +51,7 @@ impl Grammar {
 }
 
 /// The schema with one way of writing: small models fall into writing white space without end where they may.
-fn compact(schema: Value) -> Value {
+pub(crate) fn compact(schema: Value) -> Value {
     let mut schema = match schema {
         Value::Object(map) => map,
         // `true` and `false` are schemas as well.

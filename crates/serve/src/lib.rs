@@ -26,6 +26,7 @@ mod runner;
 mod score;
 mod signals;
 mod sse;
+mod tools;
 
 pub use keys::{KeyError, Keys};
 pub use logging::{LogFormat, log_to_stderr};

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::grammar::Grammars;
+use crate::tools::Family;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,6 +34,8 @@ pub(crate) struct Model {
     pub(crate) tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     pub(crate) template_source: String,
+    /// How it writes calls of tools.
+    pub(crate) family: &'static Family,
     pub(crate) names: Vec<String>,
     pub(crate) trained_context: u32,
     pub(crate) sampling: Sampling,
@@ -58,6 +61,8 @@ pub(crate) fn unix_seconds() -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct TemplateOptions {
     pub(crate) add_generation_prompt: bool,
+    /// Tools, for templates that know them.
+    pub(crate) tools: Option<Value>,
     /// Variables such as `enable_thinking`.
     pub(crate) variables: Map<String, Value>,
 }
@@ -77,6 +82,7 @@ impl Model {
             eos,
             tokenizer: Arc::new(tokenizer),
             template,
+            family: Family::of(&template_source),
             template_source,
             names,
             trained_context,
@@ -109,7 +115,7 @@ impl Model {
         let template = self.template.as_ref().ok_or_else(missing)?;
         let input = TemplateInput {
             messages,
-            tools: None,
+            tools: options.tools,
             add_generation_prompt: options.add_generation_prompt,
             bos_token: &self.bos,
             eos_token: &self.eos,

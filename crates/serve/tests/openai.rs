@@ -234,6 +234,66 @@ fn an_answer_follows_its_grammar() {
 }
 
 #[test]
+fn a_call_that_is_demanded_comes_and_fits_its_tool() {
+    let server = serve(Setup { context: 4096, ..USUAL });
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let point = json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/n"}, "y": {"$ref": "#/$defs/n"}},
+        "required": ["x", "y"], "additionalProperties": false, "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}});
+    let tools = json!([tool("go_to", point), {"type": "function", "function": {"name": "stop"}}]);
+    let mut seen = std::collections::HashSet::new();
+    for seed in 0..8 {
+        let named = json!({"type": "function", "function": {"name": "go_to"}});
+        let choice = if seed % 2 == 0 { json!("required") } else { named };
+        let parallel = seed >= 4;
+        let body =
+            chat(json!({"tools": tools, "tool_choice": choice, "seed": seed, "temperature": 1.5, "max_tokens": 1500,
+            "parallel_tool_calls": parallel}));
+        let reply = server.post("/v1/chat/completions", &body).ok();
+        let answer = &reply["choices"][0];
+        assert_eq!(
+            (&answer["finish_reason"], &answer["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null),
+            "{reply}"
+        );
+        let calls = answer["message"]["tool_calls"].as_array().expect("calls").clone();
+        assert!(!calls.is_empty() && (parallel || calls.len() == 1), "{reply}");
+        let part = |call: &Value, key: &str| call["function"][key].as_str().expect("a text").to_owned();
+        for call in &calls {
+            let arguments: Value = serde_json::from_str(&part(call, "arguments")).expect("JSON");
+            let fits = match part(call, "name").as_str() {
+                "go_to" => ["x", "y"].iter().all(|k| arguments[k].as_u64().is_some_and(|n| n <= 9)),
+                "stop" => seed % 2 == 0 && arguments == json!({}),
+                _ => false,
+            };
+            assert!(fits && call["id"].as_str().is_some_and(|id| id.starts_with("call_")), "{call}");
+            seen.insert(part(call, "name"));
+        }
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let events = server.open("/v1/chat/completions", &streamed).events();
+        let deltas = events.iter().flat_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array().cloned());
+        let deltas: Vec<Value> = deltas.flatten().collect();
+        assert_eq!(
+            deltas.iter().map(|c| c["function"].clone()).collect::<Vec<_>>(),
+            calls.iter().map(|c| c["function"].clone()).collect::<Vec<_>>()
+        );
+        assert!(deltas.iter().enumerate().all(|(i, c)| c["index"] == i), "{deltas:?}");
+        assert_eq!(join(&events, 0, |c| c["delta"]["content"].as_str()), (String::new(), "tool_calls".into()));
+    }
+    assert_eq!(seen.len(), 2, "both tools are called sometimes");
+    // What a model is told of tools, and of calls that have been made.
+    let messages = json!([{"role": "user", "content": "Go."},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "stop", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "stopped"}]);
+    let prompt = server.post("/apply-template", &json!({"messages": messages, "tools": tools})).ok()["prompt"].clone();
+    let prompt = prompt.as_str().expect("a text");
+    let parts = ["go_to", "<tool_call>\n{\"name\":\"stop\"", "<tool_response>\nstopped", "<|im_start|>user\nGo."];
+    assert!(parts.iter().all(|p| prompt.contains(p)), "{prompt}");
+    let both = chat(json!({"tools": tools, "response_format": {"type": "json_object"}}));
+    assert_eq!(server.post("/v1/chat/completions", &both).json()["error"]["param"], "response_format");
+}
+
+#[test]
 fn a_known_beginning_is_not_computed_again() {
     let server = serve(USUAL);
     let prompt = "a long tale of the sea. ".repeat(12);
@@ -264,7 +324,9 @@ fn what_is_wrong_is_named() {
         (CHAT, json!({"messages": [{"content": "x"}]}), 400, json!("messages[0]"), Value::Null, "role"),
         (CHAT, json!({"messages": [{"role": "user"}]}), 400, json!("messages[0]"), Value::Null, "content"),
         (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400, json!("messages[0]"), Value::Null, "image_url"),
-        (CHAT, json!({"tools": [{"type": "function"}]}), 400, json!("tools"), json!("unsupported_parameter"), "not supported"),
+        (CHAT, json!({"tools": [{"type": "function"}]}), 400, json!("tools"), Value::Null, "name"),
+        (CHAT, json!({"tool_choice": "required"}), 400, json!("tool_choice"), Value::Null, "no tools"),
+        (CHAT, json!({"functions": [{"name": "x"}]}), 400, json!("functions"), json!("unsupported_parameter"), "not supported"),
         (CHAT, json!({"response_format": {"type": "xml"}}), 400, json!("response_format"), Value::Null, "json_schema"),
         (CHAT, json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "blue"}}}}), 400, json!("response_format"), Value::Null, "cannot be used"),
         (CHAT, json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "propertyNames": {"pattern": "a"}}}}}), 400, json!("response_format"), Value::Null, "cannot be used"),

@@ -8,7 +8,9 @@ use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
 use crate::grammar::Grammar;
 use crate::model::{Model, TemplateOptions, unix_seconds};
+use crate::score::Scored;
 use crate::sse::{self, Wire, event};
+use crate::tools::{self, CallReader, Piece, Tools};
 use axum::extract::{Request, State};
 use parameters::Streaming;
 use serde_json::{Value, json};
@@ -20,7 +22,8 @@ struct Asked {
     /// Under which name the model was asked for.
     name: String,
     streaming: Streaming,
-    messages: Value,
+    messages: Vec<Value>,
+    tools: Option<Tools>,
     template: TemplateOptions,
     grammar: Option<(Grammar, &'static str)>,
     /// All but its prompt and its rule.
@@ -37,21 +40,21 @@ struct Head {
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
     let asked = read(super::fields(&app, request).await?, &model)?;
-    let Asked { name, streaming, messages, template, grammar, mut generation } = asked;
+    let Asked { name, streaming, messages, tools, template, grammar, mut generation } = asked;
     let worker = model.clone();
     let prepare = move || {
-        let prompt = worker.encode_prompt(&worker.render(messages, template)?)?;
+        let prompt = worker.encode_prompt(&worker.render(messages.into(), template)?)?;
         let rule = grammar.map(|(grammar, name)| worker.grammars.compile(grammar, name)).transpose()?;
         Ok((prompt, rule))
     };
     let (prompt, rule) = aside(prepare).await?;
     (generation.prompts, generation.rule) = (vec![prompt], rule);
     let scored = generation.logprobs.is_some();
-    let choices = generation.n;
+    let choices = vec![Reading::new(tools.as_ref()); generation.n];
     let answer = app.generate(&model, generation, TextStart::Beginning)?;
     let head = Head { id: format!("chatcmpl-{:016x}", parameters::fresh()), created: unix_seconds(), name };
     if streaming.on {
-        let wire = Chunks { model, head, scored, usage: streaming.usage, begun: vec![false; choices] };
+        let wire = Chunks { model, head, scored, usage: streaming.usage, choices };
         return Ok(sse::respond(answer, wire));
     }
     whole(&model, &head, answer, choices, scored).await
@@ -60,7 +63,8 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
 /// Reads the parameters.
 fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     let name = model.answers_to(fields.take("model")?)?;
-    let messages = messages(&mut fields)?;
+    let mut messages = messages(&mut fields)?;
+    let tools = tools(&mut fields, model, &mut messages)?;
     let streaming = parameters::streaming(&mut fields)?;
     let logprobs: bool = fields.take("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs", 0, 20)?;
@@ -72,7 +76,13 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         variables.insert("reasoning_effort".into(), effort.into());
     }
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-    let grammar = parameters::grammar(&mut fields)?;
+    let grammar = match (parameters::grammar(&mut fields)?, &tools) {
+        (Some((_, name)), Some(_)) => {
+            return Err(ApiError::parameter(name, format!("`{name}` would keep the model from calling tools")));
+        }
+        (None, Some(tools)) => tools.grammar().map(|grammar| (grammar, "tools")),
+        (grammar, None) => grammar,
+    };
     let generation = Generation {
         prompts: vec![],
         n: parameters::answers(&mut fields)?,
@@ -87,8 +97,6 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     parameters::finish(
         fields,
         &[
-            ("tools", json!([])),
-            ("tool_choice", json!("none")),
             ("functions", json!([])),
             ("function_call", json!("none")),
             ("modalities", json!(["text"])),
@@ -100,12 +108,13 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
             ("continue_final_message", json!(false)),
         ],
     )?;
-    let template = TemplateOptions { add_generation_prompt, variables };
-    Ok(Asked { name, streaming, messages, template, grammar, generation })
+    let told = tools.as_ref().and_then(Tools::for_template);
+    let template = TemplateOptions { add_generation_prompt, tools: told, variables };
+    Ok(Asked { name, streaming, messages, tools, template, grammar, generation })
 }
 
 /// `messages` as chat templates expect them: contents are texts, `developer` is `system`.
-pub(super) fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
+pub(super) fn messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     const NAME: &str = "messages";
     let mut messages: Vec<Value> = fields.need(NAME)?;
     if messages.is_empty() {
@@ -129,7 +138,19 @@ pub(super) fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
         };
         message.insert("content".into(), content);
     }
-    Ok(messages.into())
+    Ok(messages)
+}
+
+/// `tools` and what belongs to them; the messages are told as far as the template does not do that.
+pub(super) fn tools(fields: &mut Fields, model: &Model, messages: &mut Vec<Value>) -> Result<Option<Tools>, ApiError> {
+    let list = fields.take("tools")?.unwrap_or_default();
+    let (choice, parallel) = (fields.take("tool_choice")?, fields.take("parallel_tool_calls")?.unwrap_or(true));
+    let tools = Tools::read(model.family, list, choice, parallel)?;
+    tools::history(model.family, messages);
+    if let Some(tools) = &tools {
+        tools.tell(messages);
+    }
+    Ok(tools)
 }
 
 /// The text of a message that comes in parts.
@@ -159,25 +180,79 @@ impl Head {
     }
 }
 
+/// How far a choice has been read.
+#[derive(Clone)]
+struct Reading {
+    /// Its role has been told.
+    begun: bool,
+    /// Looks for calls, if there are tools.
+    calls: Option<CallReader>,
+}
+
+impl Reading {
+    fn new(tools: Option<&Tools>) -> Reading {
+        Reading { begun: false, calls: tools.map(Tools::reader) }
+    }
+
+    /// The text and the calls in what has come; `end`: nothing more will.
+    fn take(&mut self, text: String, end: bool) -> Vec<Piece> {
+        let Some(calls) = &mut self.calls else { return vec![Piece::Text(text)] };
+        let mut pieces = calls.push(&text);
+        if end {
+            pieces.extend(calls.finish());
+        }
+        pieces
+    }
+
+    /// Calls so far.
+    fn calls(&self) -> usize {
+        self.calls.as_ref().map_or(0, CallReader::calls)
+    }
+
+    /// OpenAI's word for how it ended.
+    fn end(&self, reason: Reason) -> &'static str {
+        if reason == Reason::Stop && self.calls() > 0 { "tool_calls" } else { reason.word() }
+    }
+}
+
+/// A call as OpenAI writes it.
+fn call(name: String, arguments: String) -> Value {
+    let id = format!("call_{:016x}", parameters::fresh());
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// What has come of a choice.
+#[derive(Clone, Default)]
+struct Message {
+    text: String,
+    calls: Vec<Value>,
+    scores: Vec<Scored>,
+    end: Option<&'static str>,
+}
+
 /// One response with all that comes.
-async fn whole(model: &Model, head: &Head, mut answer: Answer, choices: usize, scored: bool) -> Reply {
-    let mut texts = vec![String::new(); choices];
-    let mut scores = vec![vec![]; choices];
-    let mut ends = vec![Reason::Stop; choices];
+async fn whole(model: &Model, head: &Head, mut answer: Answer, mut choices: Vec<Reading>, scored: bool) -> Reply {
+    let mut messages = vec![Message::default(); choices.len()];
     while let Some(delta) = answer.next().await {
         let mut delta = delta?;
-        texts[delta.choice].push_str(&delta.text);
-        scores[delta.choice].append(&mut delta.scores);
-        ends[delta.choice] = delta.end.unwrap_or(ends[delta.choice]);
+        let (reading, message) = (&mut choices[delta.choice], &mut messages[delta.choice]);
+        for piece in reading.take(delta.text, delta.end.is_some()) {
+            match piece {
+                Piece::Text(text) => message.text.push_str(&text),
+                Piece::Call { name, arguments } => message.calls.push(call(name, arguments)),
+            }
+        }
+        message.scores.append(&mut delta.scores);
+        message.end = delta.end.map(|reason| reading.end(reason));
     }
-    let rows = texts.into_iter().zip(scores).zip(ends).enumerate();
-    let rows = rows.map(|(index, ((text, scores), end))| {
-        json!({
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": null},
-            "logprobs": scored.then(|| logprobs::chat(model, &scores)),
-            "finish_reason": end.word(),
-        })
+    let rows = messages.into_iter().enumerate().map(|(index, m)| {
+        let content = if m.text.is_empty() && !m.calls.is_empty() { Value::Null } else { m.text.into() };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !m.calls.is_empty() {
+            message["tool_calls"] = m.calls.into();
+        }
+        let logprobs = scored.then(|| logprobs::chat(model, &m.scores));
+        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": m.end})
     });
     let mut response = head.json("chat.completion", rows.collect());
     response["usage"] = parameters::usage(answer.usage());
@@ -190,14 +265,12 @@ struct Chunks {
     head: Head,
     scored: bool,
     usage: bool,
-    /// Choices whose role has been told.
-    begun: Vec<bool>,
+    choices: Vec<Reading>,
 }
 
 impl Chunks {
-    fn chunk(&self, index: usize, delta: Value, scores: Value, end: Option<Reason>, out: &mut String) {
-        let choice =
-            json!({"index": index, "delta": delta, "logprobs": scores, "finish_reason": end.map(Reason::word)});
+    fn chunk(&self, index: usize, delta: Value, scores: Value, end: Option<&str>, out: &mut String) {
+        let choice = json!({"index": index, "delta": delta, "logprobs": scores, "finish_reason": end});
         self.write(json!([choice]), Value::Null, out);
     }
 
@@ -213,15 +286,32 @@ impl Chunks {
 impl Wire for Chunks {
     fn delta(&mut self, delta: Delta, out: &mut String) {
         let index = delta.choice;
-        if !std::mem::replace(&mut self.begun[index], true) {
+        if !std::mem::replace(&mut self.choices[index].begun, true) {
             self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None, out);
         }
-        if !delta.text.is_empty() || !delta.scores.is_empty() {
-            let scores = if self.scored { logprobs::chat(&self.model, &delta.scores) } else { Value::Null };
-            self.chunk(index, json!({"content": delta.text}), scores, None, out);
+        let told = self.scored && !delta.scores.is_empty();
+        let mut scores = if told { logprobs::chat(&self.model, &delta.scores) } else { Value::Null };
+        let mut number = self.choices[index].calls();
+        let mut pieces = self.choices[index].take(delta.text, delta.end.is_some());
+        if pieces.is_empty() && told {
+            pieces.push(Piece::Text(String::new()));
         }
-        if delta.end.is_some() {
-            self.chunk(index, json!({}), Value::Null, delta.end, out);
+        for piece in pieces {
+            let part = match piece {
+                // Log-probabilities may come without text.
+                Piece::Text(text) if text.is_empty() && scores.is_null() => continue,
+                Piece::Text(text) => json!({"content": text}),
+                Piece::Call { name, arguments } => {
+                    let mut call = call(name, arguments);
+                    call["index"] = number.into();
+                    number += 1;
+                    json!({"tool_calls": [call]})
+                }
+            };
+            self.chunk(index, part, scores.take(), None, out);
+        }
+        if let Some(reason) = delta.end {
+            self.chunk(index, json!({}), Value::Null, Some(self.choices[index].end(reason)), out);
         }
     }
 

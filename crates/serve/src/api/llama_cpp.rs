@@ -50,13 +50,13 @@ pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
 pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
     let mut fields = super::fields(&app, request).await?;
-    let messages = chat::messages(&mut fields)?;
+    let mut messages = chat::messages(&mut fields)?;
+    let tools = chat::tools(&mut fields, &model, &mut messages)?.and_then(|tools| tools.for_template());
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
     let variables = fields.object("chat_template_kwargs")?.rest();
-    fields.refuse(&[("tools", json!([]))])?;
     fields.finish()?;
-    let options = TemplateOptions { add_generation_prompt, variables };
-    let prompt = aside(move || model.render(messages, options)).await?;
+    let options = TemplateOptions { add_generation_prompt, tools, variables };
+    let prompt = aside(move || model.render(messages.into(), options)).await?;
     Ok(json_response(&json!({"prompt": prompt})))
 }
 

@@ -16,7 +16,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "metadata",
     "store",
     "service_tier",
-    "parallel_tool_calls",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",

@@ -205,6 +205,49 @@ def json_schemas():
     assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city now.",
+        "parameters": thing(city=text(), unit={"enum": ["celsius", "fahrenheit"]}),
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": thing(city=text())}}
+
+
+@step
+def tools():
+    messages = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+    ask = lambda **more: client.chat.completions.create(
+        **{"model": model, "messages": messages, "tools": [WEATHER, CLOCK], "temperature": 0, "max_tokens": 300, **more}
+    )
+    for choice, names in [
+        ("required", {"get_weather", "get_time"}),
+        ({"type": "function", "function": {"name": "get_time"}}, {"get_time"}),
+        ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
+    ]:
+        answer = ask(tool_choice=choice, parallel_tool_calls=False).choices[0]
+        assert answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1, answer
+        call = answer.message.tool_calls[0]
+        assert call.function.name in names and call.type == "function" and call.id
+        tool = WEATHER if call.function.name == "get_weather" else CLOCK
+        jsonschema.validate(json.loads(call.function.arguments), tool["function"]["parameters"])
+    streamed = list(ask(tool_choice="required", stream=True))
+    calls = [c for chunk in streamed for c in chunk.choices[0].delta.tool_calls or []]
+    assert calls and [c.index for c in calls] == list(range(len(calls)))
+    assert streamed[-1].choices[0].finish_reason == "tool_calls"
+    assert not ask(tool_choice="none").choices[0].message.tool_calls
+    free = ask(tool_choice="auto").choices[0]
+    assert (free.finish_reason == "tool_calls") == bool(free.message.tool_calls)
+    # The result goes back, and the model answers in words.
+    messages += [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees, sunny"}]
+    last = ask(tool_choice="none").choices[0]
+    assert last.message.content and not last.message.tool_calls
+    error = fails(openai.BadRequestError, lambda: ask(tool_choice={"type": "function", "function": {"name": "other"}}))
+    assert error.param == "tool_choice"
+
+
 @step
 def a_conversation():
     messages = MESSAGES + [
