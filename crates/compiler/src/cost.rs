@@ -56,7 +56,7 @@ pub(crate) fn of_launch(
         cost.bytes += if arg.1 == Access::ReadWrite { 2 * once } else { once };
     }
     if let Some(Op::Attention { spec, .. }) = attends.map(|node| ctx.graph.op(node)) {
-        let attention = Cost::of_attention(spec, ctx.kv.ty, &ctx.bucket);
+        let attention = Cost::of_attention(spec, ctx.kv.types, &ctx.bucket);
         cost.bytes += attention.bytes;
         cost.flops += attention.flops;
     }
@@ -71,7 +71,8 @@ fn moved(ctx: &Ctx<'_>, region: &Region, (operand, access): (Operand, Access), t
         Operand::Weight(w) => weight(ctx, region, w),
         Operand::KvK(layer) | Operand::KvV(layer) if access == Access::Write => {
             let area = ctx.kv.layers[layer as usize];
-            ctx.bucket.tokens as u64 * (area.heads * area.head_dim * ctx.kv.ty.bytes()) as u64
+            let ty = if matches!(operand, Operand::KvK(_)) { ctx.kv.types.k } else { ctx.kv.types.v };
+            ctx.bucket.tokens as u64 * area.heads as u64 * ty.bytes(area.head_dim) as u64
         }
         Operand::KvK(_) | Operand::KvV(_) | Operand::Input(_) | Operand::Chain | Operand::Counters(_) => 0,
         Operand::Temp(i) => temps.get(i).copied().unwrap_or(0),

@@ -25,7 +25,7 @@ pub use template::{Access, Ctx, Emission, LaunchSketch, Operand, Template};
 use std::sync::Arc;
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{Graph, NodeId};
-use zinc_ir::plan::{self, ActPrecision, Bucket, InputLayout, KvLayout, PAGE_TOKENS, Plan, PlanError};
+use zinc_ir::plan::{self, ActPrecision, Bucket, InputLayout, KvLayout, KvTypes, PAGE_TOKENS, Plan, PlanError};
 
 /// What the user decides; everything else follows from graph, caps and bucket.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,17 @@ pub enum CompileError {
     /// The bucket makes no sense: a bug of the caller.
     #[error("bad bucket: {0}")]
     BadBucket(&'static str),
+    /// Quantized K and V of heads that are not whole blocks.
+    #[error(
+        "K and V in {types} need heads of whole blocks of 32 elements, but this model's have {head_dim}; use f16 \
+         (--cache-type-k, --cache-type-v)"
+    )]
+    KvHead {
+        /// Types of K and V.
+        types: KvTypes,
+        /// Elements of a head.
+        head_dim: u32,
+    },
     /// Regions need each other's values: a bug of a template.
     #[error("templates have cut the graph into regions that wait for each other, please report this")]
     Circular,
@@ -91,6 +102,7 @@ pub fn compile(
     choices: &Choices,
 ) -> Result<Plan, CompileError> {
     check_bucket(&bucket)?;
+    check_kv(kv)?;
     let (graph, output) = simplified(graph, &bucket, caps, choices);
     let inputs = InputLayout::new(&graph, bucket);
     let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
@@ -133,6 +145,14 @@ pub fn tunables(
         }
     }
     Ok(found)
+}
+
+/// Can K and V be kept in these types?
+pub fn check_kv(kv: &KvLayout) -> Result<(), CompileError> {
+    match kv.unsuitable_head() {
+        Some(head_dim) => Err(CompileError::KvHead { types: kv.types, head_dim }),
+        None => Ok(()),
+    }
 }
 
 fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {

@@ -134,11 +134,19 @@ fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, 
         }
         Operand::KvK(layer) => {
             let area = ctx.kv.layers[layer as usize];
-            Span { buffer: Buffer::Kv, offset: area.k, bytes: area.v - area.k }
+            Span {
+                buffer: Buffer::Kv,
+                offset: area.k,
+                bytes: ctx.kv.pages as u64 * area.page_bytes(ctx.kv.types.k) as u64,
+            }
         }
         Operand::KvV(layer) => {
             let area = ctx.kv.layers[layer as usize];
-            Span { buffer: Buffer::Kv, offset: area.v, bytes: area.v - area.k }
+            Span {
+                buffer: Buffer::Kv,
+                offset: area.v,
+                bytes: ctx.kv.pages as u64 * area.page_bytes(ctx.kv.types.v) as u64,
+            }
         }
         Operand::Chain => Span { buffer: Buffer::Chain, offset: 0, bytes: CHAIN_ROWS as u64 * 4 },
         Operand::Counters(n) => Span { buffer: Buffer::Counters, offset: 0, bytes: n as u64 * 4 },

@@ -8,7 +8,7 @@
 //! A row's result depends only on its own context: spans are cut at the same positions whether a row comes
 //! alone (spans in parallel) or in a prompt.
 
-use crate::kv::{Area, KvElement, PAGE};
+use crate::kv::{Area, KvElement, PAGE, Stored};
 use crate::memory::SharedPtr;
 use crate::scratch::Scratch;
 use crate::simd::{Lanes, dispatch, exp};
@@ -35,15 +35,23 @@ pub(crate) struct Row<'a> {
     pub(crate) pages: &'a [u32],
 }
 
+/// K and V of a layer.
+#[derive(Clone, Copy)]
+pub(crate) struct Cache<'a, E> {
+    pub(crate) area: Area,
+    pub(crate) k: &'a [E],
+    pub(crate) v: &'a [E],
+    /// In place of these: K and V whose pages are made elements one by one.
+    pub(crate) stored: Option<&'a [Stored; 2]>,
+}
+
 /// One attention operation.
 pub(crate) struct Attention<'a, E> {
     pub(crate) isa: Isa,
-    pub(crate) area: Area,
     /// Query heads.
     pub(crate) heads: usize,
     pub(crate) scale: f32,
-    pub(crate) k: &'a [E],
-    pub(crate) v: &'a [E],
+    pub(crate) cache: Cache<'a, E>,
     pub(crate) rows: &'a [Row<'a>],
 }
 
@@ -87,14 +95,16 @@ impl<E: KvElement> Attention<'_, E> {
     where
         Self: Sync,
     {
-        let width = self.heads * self.area.dim;
+        let width = self.heads * self.cache.area.dim;
         assert_eq!(q.len(), self.rows.len() * width, "queries");
         assert_eq!(out.len(), q.len(), "outputs");
-        assert_eq!(self.k.len(), self.area.elements(), "K area");
-        assert_eq!(self.v.len(), self.area.elements(), "V area");
+        if self.cache.stored.is_none() {
+            assert_eq!(self.cache.k.len(), self.cache.area.elements(), "K area");
+            assert_eq!(self.cache.v.len(), self.cache.area.elements(), "V area");
+        }
         for row in self.rows {
             let seen = &row.pages[..row.to.div_ceil(PAGE)];
-            assert!(seen.iter().all(|p| (*p as usize) < self.area.pages), "page of a sequence");
+            assert!(seen.iter().all(|p| (*p as usize) < self.cache.area.pages), "page of a sequence");
         }
         let blocks = self.blocks();
         let spans = self.rows.iter().map(|r| r.to.div_ceil(SPAN)).max().unwrap_or(0);
@@ -145,11 +155,11 @@ impl<E: KvElement> Attention<'_, E> {
     }
 
     fn group(&self) -> usize {
-        self.heads / self.area.heads
+        self.heads / self.cache.area.heads
     }
 
     fn state(&self, block: &Block) -> State {
-        State::new(block.rows.len() * self.group(), self.area.padded())
+        State::new(block.rows.len() * self.group(), self.cache.area.padded())
     }
 
     /// Cuts the rows into runs of one sequence.
@@ -162,7 +172,7 @@ impl<E: KvElement> Attention<'_, E> {
         };
         let starts = std::iter::successors(Some(0), |first| Some(run(*first).end)).take_while(|f| *f < self.rows.len());
         let runs = Scratch::of(starts.take(self.rows.len()));
-        let heads = self.area.heads;
+        let heads = self.cache.area.heads;
         Scratch::of((0..runs.len() * heads).map(|i| Block { rows: run(runs[i / heads]), kv_head: i % heads }))
     }
 
@@ -176,7 +186,7 @@ impl<E: KvElement> Attention<'_, E> {
 
     /// Scaled queries `[row · group + head][padded dim]`.
     fn gather(&self, block: &Block, q: &[f32]) -> Scratch<f32> {
-        let (group, dim, width) = (self.group(), self.area.dim, self.area.padded());
+        let (group, dim, width) = (self.group(), self.cache.area.dim, self.cache.area.padded());
         let mut queries = Scratch::filled(block.rows.len() * group * width, 0f32);
         for (i, to) in queries.chunks_exact_mut(width).enumerate() {
             let (row, head) = (block.rows.start + i / group, block.kv_head * group + i % group);
@@ -188,7 +198,7 @@ impl<E: KvElement> Attention<'_, E> {
 
     fn span(&self, block: &Block, span: usize, queries: &[f32], state: &mut State) {
         let group = self.group();
-        let head = block.kv_head * self.area.head();
+        let head = block.kv_head * self.cache.area.head();
         let rows = &self.rows[block.rows.clone()];
         let limit = |i: usize| (rows[i / group].from, rows[i / group].to);
         let limits = Scratch::of((0..rows.len() * group).map(limit));
@@ -197,10 +207,11 @@ impl<E: KvElement> Attention<'_, E> {
             limits: &limits,
             pages: self.rows[block.rows.start].pages,
             positions: span * SPAN..(span + 1) * SPAN,
-            k: &self.k[head..],
-            v: &self.v[head..],
-            page_stride: self.area.page(),
-            width: self.area.padded(),
+            k: self.cache.k.get(head..).unwrap_or(&[]),
+            v: self.cache.v.get(head..).unwrap_or(&[]),
+            stored: self.cache.stored.map(|stored| (stored, block.kv_head)),
+            page_stride: self.cache.area.page(),
+            width: self.cache.area.padded(),
             state,
         };
         let f = span_fn::<E>(self.isa);
@@ -211,11 +222,11 @@ impl<E: KvElement> Attention<'_, E> {
     /// Adds a later span's state to the total.
     fn merge(&self, total: &mut State, part: &State) {
         // SAFETY: `isa` is available; both states have the same shape.
-        unsafe { merge_fn(self.isa)(total, part, self.area.padded()) }
+        unsafe { merge_fn(self.isa)(total, part, self.cache.area.padded()) }
     }
 
     fn finish(&self, block: &Block, total: &State, out: SharedPtr<f32>) {
-        let (group, dim, width) = (self.group(), self.area.dim, self.area.padded());
+        let (group, dim, width) = (self.group(), self.cache.area.dim, self.cache.area.padded());
         for (i, values) in total.out.chunks_exact(width).enumerate() {
             let (row, head) = (block.rows.start + i / group, block.kv_head * group + i % group);
             // The sum's 16 lanes were folded into lane 0 by `merge`.
@@ -238,6 +249,8 @@ struct SpanArgs<'a, E> {
     /// From the KV head's part of page 0.
     k: &'a [E],
     v: &'a [E],
+    /// K and V to take the pages of this head out of.
+    stored: Option<(&'a [Stored; 2], usize)>,
     page_stride: usize,
     width: usize,
     state: &'a mut State,
@@ -251,9 +264,20 @@ unsafe fn span_kernel<V: Lanes, E: KvElement>(a: SpanArgs<'_, E>) {
     let first = a.limits.iter().map(|l| l.0).min().unwrap_or(0).max(a.positions.start);
     let last = a.limits.iter().map(|l| l.1).max().unwrap_or(0).min(a.positions.end);
     let mut scores = [0f32; 8 * PAGE];
+    // Padding stays 0.
+    let made = if a.stored.is_some() { a.width * PAGE } else { 0 };
+    let mut made = [0, 1].map(|_| Scratch::filled(made, E::of(0.0)));
     for page in first / PAGE..last.div_ceil(PAGE) {
         let at = a.pages[page] as usize * a.page_stride;
-        let (k, v) = (&a.k[at..at + a.width * PAGE], &a.v[at..at + a.width * PAGE]);
+        let (k, v) = match a.stored {
+            Some((stored, head)) => {
+                let [k, v] = &mut made;
+                stored[0].read(a.pages[page] as usize, head, |token, e, x| k[e * PAGE + token] = E::of(x));
+                stored[1].read(a.pages[page] as usize, head, |token, e, x| v[token * a.width + e] = E::of(x));
+                (&k[..], &v[..])
+            }
+            None => (&a.k[at..at + a.width * PAGE], &a.v[at..at + a.width * PAGE]),
+        };
         let mut query = 0;
         while query < queries {
             // SAFETY: queries `query..query+n` exist; k and v hold a whole page of the head.
@@ -459,11 +483,11 @@ mod tests {
 
     /// The definition, in f64.
     fn reference(a: &Attention<'_, f32>, q: &[f32], row: usize, head: usize) -> Vec<f64> {
-        let (dim, group) = (a.area.dim, a.heads / a.area.heads);
+        let (dim, group) = (a.cache.area.dim, a.heads / a.cache.area.heads);
         let r = &a.rows[row];
-        let at = |p: usize| r.pages[p / PAGE] as usize * a.area.page() + head / group * a.area.head();
-        let k = |p: usize, d: usize| a.k[at(p) + d * PAGE + p % PAGE] as f64;
-        let v = |p: usize, d: usize| a.v[at(p) + p % PAGE * a.area.padded() + d] as f64;
+        let at = |p: usize| r.pages[p / PAGE] as usize * a.cache.area.page() + head / group * a.cache.area.head();
+        let k = |p: usize, d: usize| a.cache.k[at(p) + d * PAGE + p % PAGE] as f64;
+        let v = |p: usize, d: usize| a.cache.v[at(p) + p % PAGE * a.cache.area.padded() + d] as f64;
         let q = &q[(row * a.heads + head) * dim..][..dim];
         let scores: Vec<f64> =
             (r.from..r.to).map(|p| (0..dim).map(|d| q[d] as f64 * k(p, d)).sum::<f64>() * a.scale as f64).collect();
@@ -504,7 +528,8 @@ mod tests {
         for isa in Isa::available() {
             for threads in [1, 2] {
                 let pool = Pool::new(threads).unwrap();
-                let a = Attention { isa, area, heads, scale: 0.4, k: &k, v: &v, rows: &rows };
+                let cache = Cache { area, k: &k, v: &v, stored: None };
+                let a = Attention { isa, heads, scale: 0.4, cache, rows: &rows };
                 let mut out = vec![f32::NAN; q.len()];
                 a.run(&pool, &q, &mut out);
                 for row in 0..new {

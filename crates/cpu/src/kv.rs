@@ -8,6 +8,7 @@
 use crate::Isa;
 use crate::scratch::Scratch;
 use crate::simd::Lanes;
+use zinc_ir::plan::{KV_BLOCK, KvType};
 
 /// Tokens of a page.
 pub(crate) const PAGE: usize = zinc_ir::plan::PAGE_TOKENS as usize;
@@ -17,6 +18,8 @@ pub(crate) trait KvElement: Copy + Send + Sync + 'static {
     /// # Safety
     /// The features of `V`; 16 elements at `p`.
     unsafe fn load<V: Lanes>(p: *const Self) -> V::F;
+    /// A value as element.
+    fn of(x: f32) -> Self;
     /// Values rounded to elements.
     fn convert(isa: Isa, x: &[f32]) -> Scratch<Self>;
 }
@@ -26,6 +29,9 @@ impl KvElement for f32 {
     unsafe fn load<V: Lanes>(p: *const f32) -> V::F {
         // SAFETY: the caller's promise.
         unsafe { V::load(p) }
+    }
+    fn of(x: f32) -> f32 {
+        x
     }
     fn convert(_: Isa, x: &[f32]) -> Scratch<f32> {
         Scratch::of(x.iter().copied())
@@ -38,6 +44,9 @@ impl KvElement for u16 {
     unsafe fn load<V: Lanes>(p: *const u16) -> V::F {
         // SAFETY: the caller's promise.
         unsafe { V::load_f16(p) }
+    }
+    fn of(x: f32) -> u16 {
+        half::f16::from_f32(x).to_bits()
     }
     fn convert(isa: Isa, x: &[f32]) -> Scratch<u16> {
         let mut out = Scratch::filled(x.len(), 0);
@@ -90,3 +99,89 @@ pub(crate) fn append<E: KvElement>(area: &Area, k_cache: &mut [E], v_cache: &mut
         v_cache[at + token * width..][..area.dim].copy_from_slice(&v[row]);
     }
 }
+
+/// One layer's K or V as the device layout has it ([`zinc_ir::plan::KvLayout`]), in any type: attention takes the values of
+/// a page of a head out of it first.
+pub(crate) struct Stored {
+    ty: KvType,
+    area: Area,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    /// Zero pages.
+    pub(crate) fn new(ty: KvType, area: Area) -> Stored {
+        let page = area.heads * PAGE * ty.bytes(area.dim as u32) as usize;
+        Stored { ty, area, bytes: vec![0; area.pages * page] }
+    }
+
+    /// Bytes of one head of one page, and of its values.
+    fn head_bytes(&self) -> [usize; 2] {
+        [self.ty.bytes(self.area.dim as u32), self.ty.value_bytes(self.area.dim as u32)].map(|n| PAGE * n as usize)
+    }
+
+    /// Writes a token's values (`[head][dim]`) into slot `slot`.
+    ///
+    /// # Panics
+    /// When the slot or the length is out of range.
+    pub(crate) fn append(&mut self, slot: usize, x: &[f32]) {
+        let (page, token) = (slot / PAGE, slot % PAGE);
+        assert!(page < self.area.pages, "KV page {page} of {}", self.area.pages);
+        let (dim, ty, [head_bytes, value_bytes]) = (self.area.dim, self.ty, self.head_bytes());
+        for (h, x) in x.chunks_exact(dim).enumerate() {
+            let head = &mut self.bytes[(page * self.area.heads + h) * head_bytes..][..head_bytes];
+            let (values, scales) = head.split_at_mut(value_bytes);
+            let line = &mut values[token * (value_bytes / PAGE)..][..value_bytes / PAGE];
+            match ty {
+                KvType::F32 => line.chunks_exact_mut(4).zip(x).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes())),
+                KvType::F16 => {
+                    let half = |x: &f32| half::f16::from_f32(*x).to_le_bytes();
+                    line.chunks_exact_mut(2).zip(x).for_each(|(to, x)| to.copy_from_slice(&half(x)));
+                }
+                KvType::Q8_0 | KvType::Q4_0 => {
+                    let scales = &mut scales[token * (dim / BLOCK * 2)..];
+                    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(scales.chunks_exact_mut(2));
+                    for ((x, scale), to) in blocks.zip(line.chunks_exact_mut(ty.value_bytes(KV_BLOCK) as usize)) {
+                        let (bits, stored) = ty.quantize(x);
+                        scale.copy_from_slice(&bits.to_le_bytes());
+                        match ty {
+                            KvType::Q8_0 => to.copy_from_slice(&stored),
+                            _ => to.iter_mut().zip(stored.chunks_exact(2)).for_each(|(to, s)| *to = s[0] | s[1] << 4),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives (token, element, value) of one head of a page to `each`.
+    pub(crate) fn read(&self, page: usize, head: usize, mut each: impl FnMut(usize, usize, f32)) {
+        let (dim, [head_bytes, value_bytes]) = (self.area.dim, self.head_bytes());
+        let all = &self.bytes[(page * self.area.heads + head) * head_bytes..][..head_bytes];
+        let (values, scales) = all.split_at(value_bytes);
+        for (token, line) in values.chunks_exact(value_bytes / PAGE).enumerate() {
+            for e in 0..dim {
+                let scale = || {
+                    let at = (token * (dim / BLOCK) + e / BLOCK) * 2;
+                    u16::from_le_bytes([scales[at], scales[at + 1]])
+                };
+                let value = match self.ty {
+                    KvType::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|i| line[e * 4 + i])),
+                    KvType::F16 => half::f16::from_le_bytes([line[e * 2], line[e * 2 + 1]]).to_f32(),
+                    KvType::Q8_0 => self.ty.value(scale(), line[e]),
+                    KvType::Q4_0 => self.ty.value(scale(), (line[e / 2] >> (e % 2 * 4)) & 15),
+                };
+                each(token, e, value);
+            }
+        }
+    }
+
+    /// Copies a page onto another.
+    pub(crate) fn copy_page(&mut self, from: usize, to: usize) {
+        let size = self.area.heads * self.head_bytes()[0];
+        self.bytes.copy_within(from * size..(from + 1) * size, to * size);
+    }
+}
+
+/// Elements of a quantized block.
+const BLOCK: usize = KV_BLOCK as usize;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use zinc_compiler::{Choices, CompileError};
 use zinc_ir::device::{Device, DeviceError, MOST_IN_FLIGHT, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan, StepOutput};
+use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, Plan, StepOutput};
 
 /// Logits that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
@@ -32,8 +32,8 @@ const OUTPUT_BYTES: u64 = 64 << 20;
 pub struct Options {
     /// Most tokens per sequence.
     pub context: u32,
-    /// Element type of cached K and V.
-    pub kv: KvType,
+    /// Element types of cached K and V.
+    pub kv: KvTypes,
     /// Most token rows per step.
     pub rows: u32,
     /// Most sequences that run at the same time.
@@ -50,7 +50,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             context: 4096,
-            kv: KvType::F16,
+            kv: KvType::F16.into(),
             rows: 512,
             sequences: 1,
             pages: None,
@@ -204,6 +204,7 @@ impl Engine {
         // A power of two, so that the largest bucket is a common one too.
         let outputs = (1 << affordable.ilog2()).min(options.rows).max(sequences);
         let kv = Arc::new(KvLayout::new(&graph, options.kv, pages));
+        zinc_compiler::check_kv(&kv)?;
         device.load(&graph, &kv, weights, progress)?;
         let candidates = if vocabulary > MOST_CANDIDATES { MOST_CANDIDATES } else { 0 };
         let limits = Limits { rows: options.rows, outputs, sequences, context: options.context, candidates };

@@ -23,7 +23,7 @@ pub use trial::{Model, Off};
 use std::time::Duration;
 use zinc_compiler::CompileError;
 use zinc_ir::device::DeviceError;
-use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_ir::plan::{ActPrecision, KvTypes};
 
 /// What is tuned, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct Settings {
     /// Precision of inputs of products.
     pub act: ActPrecision,
     /// Element type of cached K and V.
-    pub kv: KvType,
+    pub kv: KvTypes,
     /// Token rows per step: 1 to [`zinc_compiler::kernels::MATVEC_ROWS`].
     pub rows: u32,
     /// Time to spend once the model is loaded.

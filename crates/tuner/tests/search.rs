@@ -181,7 +181,7 @@ struct Outcome {
 }
 
 fn settings(budget: Duration) -> Settings {
-    Settings { act: ActPrecision::F16, kv: KvType::F16, rows: 1, budget }
+    Settings { act: ActPrecision::F16, kv: KvType::F16.into(), rows: 1, budget }
 }
 
 const LONG: Duration = Duration::from_secs(1000);

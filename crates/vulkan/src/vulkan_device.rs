@@ -382,12 +382,12 @@ impl Device for VulkanDevice {
         let kv = &model.kv;
         let mut commands = vec![Command::FullBarrier];
         for area in &kv.layers {
-            let bytes = KvLayout::page_bytes_of(area.heads, area.head_dim, kv.ty) as u64;
             for (from, to) in pairs {
                 if (*from).max(*to) >= kv.pages {
                     return Err(DeviceError::Misuse("a page beyond the pool"));
                 }
-                for start in [area.k, area.v] {
+                for (start, ty) in [(area.k, kv.types.k), (area.v, kv.types.v)] {
+                    let bytes = area.page_bytes(ty) as u64;
                     let place = |page: u32| model.kv_place(start + page as u64 * bytes);
                     let (Some(from), Some(to)) = (place(*from), place(*to)) else { continue };
                     commands.push(Command::Copy {

@@ -118,6 +118,12 @@ pub(crate) enum CacheType {
     F32,
     /// 16-bit floats
     F16,
+    /// 8-bit integers with a scale for each 32
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// 4-bit integers with a scale for each 32
+    #[value(name = "q4_0")]
+    Q4_0,
 }
 
 impl From<CacheType> for KvType {
@@ -125,6 +131,8 @@ impl From<CacheType> for KvType {
         match ty {
             CacheType::F32 => KvType::F32,
             CacheType::F16 => KvType::F16,
+            CacheType::Q8_0 => KvType::Q8_0,
+            CacheType::Q4_0 => KvType::Q4_0,
         }
     }
 }
@@ -152,7 +160,7 @@ pub(crate) struct ComputeArgs {
     /// Element type of cached keys
     #[arg(long, default_value = "f16", value_name = "TYPE")]
     pub(crate) cache_type_k: CacheType,
-    /// Element type of cached values; must be that of the keys
+    /// Element type of cached values; without it, that of the keys
     #[arg(long, value_name = "TYPE")]
     pub(crate) cache_type_v: Option<CacheType>,
     /// How far inputs of matrix products may be rounded. Default: q8 on the CPU, f16 on Vulkan

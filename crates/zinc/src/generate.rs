@@ -9,7 +9,7 @@ use crate::failure::usage;
 use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::progress::Meter;
-use crate::session::{Session, act_name, kv_name};
+use crate::session::{Session, act_name};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -143,7 +143,7 @@ pub(crate) fn print_speed(session: &Session, timing: &Timing) {
         timing.generation_rate(),
         session.load_time.as_secs_f64(),
         act_name(session.act),
-        kv_name(session.kv),
+        session.kv,
     );
 }
 

@@ -6,7 +6,6 @@
 
 use crate::args::{ComputeArgs, ModelArgs};
 use crate::device;
-use crate::failure::usage;
 use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::progress::Meter;
@@ -15,7 +14,7 @@ use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 use zinc_compiler::Choices;
 use zinc_engine::{Engine, Options};
-use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_ir::plan::{ActPrecision, KvTypes};
 use zinc_text::Tokenizer;
 
 /// Context when none is asked for, at most.
@@ -33,8 +32,8 @@ pub(crate) struct Session {
     pub(crate) act: ActPrecision,
     /// Some kernels may be cut as `zinc tune` found best.
     pub(crate) tuned: bool,
-    /// Type of cached K and V.
-    pub(crate) kv: KvType,
+    /// Types of cached K and V.
+    pub(crate) kv: KvTypes,
     /// Time to open the file, the device, and to load the weights.
     pub(crate) load_time: Duration,
 }
@@ -79,23 +78,11 @@ pub(crate) fn act_name(act: ActPrecision) -> &'static str {
     }
 }
 
-/// Name of a K/V type, as `--cache-type-k` spells it.
-pub(crate) fn kv_name(kv: KvType) -> &'static str {
-    match kv {
-        KvType::F32 => "f32",
-        KvType::F16 => "f16",
-    }
-}
-
 impl ComputeArgs {
-    /// The type of cached K and V.
-    pub(crate) fn kv(&self) -> Result<KvType> {
-        match self.cache_type_v {
-            Some(v) if v != self.cache_type_k => {
-                Err(usage("keys and values are cached in one type; give --cache-type-k and --cache-type-v the same"))
-            }
-            _ => Ok(self.cache_type_k.into()),
-        }
+    /// The types of cached K and V.
+    pub(crate) fn kv(&self) -> KvTypes {
+        let k = self.cache_type_k;
+        KvTypes { k: k.into(), v: self.cache_type_v.unwrap_or(k).into() }
     }
 
     /// Tokens of context for a model that was trained for `trained`; `usual` where `-c` says nothing.
@@ -139,7 +126,7 @@ impl Begun {
         sequences: u32,
         interrupt: &Interrupt,
     ) -> Result<Session> {
-        let kv = compute.kv()?;
+        let kv = compute.kv();
         let Begun { source, tokenizer, start } = self;
         let opened = device::open(compute)?;
         say!("device: {} ({})", opened.device.description(), opened.why);
@@ -191,7 +178,7 @@ impl Session {
         say!("model: {}, {} parameters, {} layers", self.source.name, spec.parameters(), spec.layers);
         say!(
             "context: {context} tokens, K and V in {} ({} bytes per token); activations: {}",
-            kv_name(self.kv),
+            self.kv,
             self.engine.kv().bytes_per_token(),
             act_name(self.act)
         );

@@ -262,13 +262,33 @@ fn devices_measures_the_cpu() {
 }
 
 #[test]
+fn keys_and_values_are_cached_in_types_of_their_own() {
+    let m = model("llama");
+    let line =
+        ["bench", &m, "-p", "40", "-n", "2", "-r", "1", "--device", "cpu", "-ctk", "q8_0", "-ctv", "q4_0", "--json"];
+    let value: serde_json::Value = serde_json::from_str(&stdout(&zinc(&line))).expect("JSON");
+    assert_eq!(value["kv"], "q8_0/q4_0");
+    let fit = ["predict", "--gpu", "h200", "--shape", "llama3.1-8b:q4_0", "-c", "4096", "--json"];
+    let bytes = |types: &[&str]| {
+        let out = stdout(&zinc(&[&fit[..], types].concat()));
+        let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        value["memory"]["kv"].as_u64().expect("bytes")
+    };
+    let (half, mixed) = (bytes(&[]), bytes(&["-ctk", "q8_0", "-ctv", "q4_0"]));
+    assert_eq!(mixed * 64, half * (17 + 9), "8.5 and 4.5 bits in place of 16");
+    // Heads of 48 elements are not whole blocks.
+    let odd = model("qwen3");
+    fails(&zinc(&["run", &odd, "-p", "a", "--device", "cpu", "-ctk", "q8_0"]), 1, &["blocks of 32", "48", "f16"]);
+}
+
+#[test]
 fn wrong_usage_is_exit_code_2() {
     let m = model("llama");
     fails(&zinc(&["run", &m, "--no-such-flag"]), 2, &["--no-such-flag"]);
     fails(&zinc(&["walk"]), 2, &["walk"]);
     fails(&zinc(&["run", &m, "-p", "a", "--top-p", "3"]), 2, &["top-p is 3"]);
     fails(&zinc(&["run", &m, "-p", "a", "--device", "cuda"]), 2, &["cuda", "vulkan"]);
-    fails(&zinc(&["run", &m, "-p", "a", "-ctv", "f32"]), 2, &["--cache-type-k"]);
+    fails(&zinc(&["run", &m, "-p", "a", "-ctv", "q5_2"]), 2, &["q5_2", "q8_0"]);
     fails(&zinc(&["run", &m, "-p", "a", "--layers", "1"]), 2, &["--layers", "cannot be used with"]);
     fails(&zinc(&["detokenize", &m, "--ids", "1 x"]), 2, &["`x` is no token id"]);
 }

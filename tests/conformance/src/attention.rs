@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
 use zinc_ir::device::{Device, WeightSource};
 use zinc_ir::graph::{AttentionSpec, Graph, WeightId};
-use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, StepOutput, Tail};
+use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, KvTypes, StepOutput, Tail};
 use zinc_ir::quant;
 
 /// Tokens there are.
@@ -54,12 +54,28 @@ fn graph(spec: AttentionSpec) -> Graph {
     g
 }
 
+/// A row as it comes out of a cache of a type: what plain Rust makes of quantizing it and back.
+fn cached(ty: KvType, row: Vec<f64>) -> Vec<f64> {
+    if !ty.is_quantized() {
+        return row;
+    }
+    let back = |block: &[f64]| {
+        let values: [f32; 32] = std::array::from_fn(|i| block[i] as f32);
+        let (scale, stored) = ty.quantize(&values);
+        stored.map(|s| ty.value(scale, s) as f64)
+    };
+    row.chunks_exact(32).flat_map(back).collect()
+}
+
 /// What the last of `tokens` gets.
-fn expected(spec: &AttentionSpec, tables: &Tables, tokens: &[u32]) -> Vec<f64> {
+fn expected(spec: &AttentionSpec, kv: KvTypes, tables: &Tables, tokens: &[u32]) -> Vec<f64> {
     let (d, group) = (spec.head_dim as usize, (spec.heads / spec.kv_heads) as usize);
     let first = spec.window.map_or(0, |w| tokens.len().saturating_sub(w as usize));
     let q = tables.row(0, *tokens.last().expect("a token"));
-    let [k, v] = [1, 2].map(|t| tokens[first..].iter().map(|token| tables.row(t, *token)).collect::<Vec<_>>());
+    let rows = |t: usize, ty: KvType| {
+        tokens[first..].iter().map(|token| cached(ty, tables.row(t, *token))).collect::<Vec<_>>()
+    };
+    let [k, v] = [rows(1, kv.k), rows(2, kv.v)];
     let head = |h: usize| {
         let own = |row: &[f64]| row[h / group * d..][..d].to_vec();
         let dot = |k: &Vec<f64>| q[h * d..][..d].iter().zip(own(k)).map(|(q, k)| q * k).sum::<f64>();
@@ -77,15 +93,26 @@ const STEPS: [[usize; SEQUENCES]; 4] = [[40, 9, 0], [1, 0, 12], [13, 30, 1], [0,
 
 /// Ragged batches of three sequences with halves in the cache and as inputs; if a template is named, then by it.
 pub fn attention_of_prompts(device: &mut dyn Device, spec: AttentionSpec, template: Option<&str>) {
+    attention_of_prompts_in(device, spec, KvType::F16, template);
+}
+
+/// The same with K and V in other types.
+pub fn attention_of_prompts_in(
+    device: &mut dyn Device,
+    spec: AttentionSpec,
+    types: impl Into<KvTypes>,
+    template: Option<&str>,
+) {
+    let types = types.into();
     let what = format!("{spec:?} in subgroups of {}", device.caps().subgroup_size);
     let graph = Arc::new(graph(spec));
     let tables = Tables::new(&graph);
     let choices = Choices { act: ActPrecision::F16, ..Choices::default() };
-    let kv = Arc::new(KvLayout::new(&graph, KvType::F16, 4));
+    let kv = Arc::new(KvLayout::new(&graph, types, 4));
     let bucket = Bucket { tokens: 64, outputs: 64, context: CONTEXT, sequences: 1, tail: Tail::Logits };
     let plan = compile(&graph, &kv, bucket, device.caps(), &choices).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert!(template.is_none_or(|t| plan.launches().any(|l| l.template == t)), "{what}:\n{plan}");
-    let mut driver = Driver::new(device, &graph, &tables, KvType::F16, choices, SEQUENCES as u32, CONTEXT);
+    let mut driver = Driver::new(device, &graph, &tables, types, choices, SEQUENCES as u32, CONTEXT);
     let mut texts: [Vec<u32>; SEQUENCES] = Default::default();
     let mut worst = 0.0f64;
     for step in STEPS {
@@ -106,7 +133,7 @@ pub fn attention_of_prompts(device: &mut dyn Device, spec: AttentionSpec, templa
         for (s, tokens) in fed.iter().enumerate() {
             for token in tokens {
                 texts[s].push(*token);
-                let expected = expected(&spec, &tables, &texts[s]);
+                let expected = expected(&spec, types, &tables, &texts[s]);
                 let got = rows.next().expect("a row for each token");
                 worst = expected.iter().zip(got).map(|(e, g)| (e - *g as f64).abs()).fold(worst, f64::max);
             }
@@ -120,8 +147,9 @@ pub fn attention_of_prompts(device: &mut dyn Device, spec: AttentionSpec, templa
 const LENGTHS: [usize; 12] = [0, 300, 1, 255, 31, 256, 257, 32, 511, 5, 512, 600];
 
 /// One row of each of twelve ragged sequences, against sums in F64; and bit for bit what each gets alone.
-pub fn attention_of_batches(device: &mut dyn Device, spec: AttentionSpec, kv: KvType) {
-    let what = format!("{spec:?}, KV {kv:?}, subgroups of {}", device.caps().subgroup_size);
+pub fn attention_of_batches(device: &mut dyn Device, spec: AttentionSpec, kv: impl Into<KvTypes>) {
+    let kv = kv.into();
+    let what = format!("{spec:?}, KV {kv}, subgroups of {}", device.caps().subgroup_size);
     let graph = Arc::new(graph(spec));
     let (tables, count, width) = (Tables::new(&graph), LENGTHS.len() as u32, (spec.heads * spec.head_dim) as usize);
     let layout = Arc::new(KvLayout::new(&graph, kv, 4));
@@ -151,8 +179,11 @@ pub fn attention_of_batches(device: &mut dyn Device, spec: AttentionSpec, kv: Kv
     let together = run(&order);
     let mut worst = 0.0f64;
     for (got, s) in together.chunks_exact(width).zip(order) {
-        let expected = expected(&spec, &tables, &texts[s]);
+        let expected = expected(&spec, kv, &tables, &texts[s]);
         worst = expected.iter().zip(got).map(|(e, g)| (e - *g as f64).abs()).fold(worst, f64::max);
+        // Who sees one token gets its V, so that what the cache has of it shows, bit for bit.
+        let exact = LENGTHS[s] > 0 || expected.iter().zip(got).all(|(e, g)| *e as f32 == *g);
+        assert!(exact, "{what}: V is kept otherwise than it should be");
         let same = run(&[s]).iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same, "{what}: the sequence of {} tokens gets something else alone", LENGTHS[s]);
     }

@@ -3,7 +3,7 @@
 use crate::{Distance, Driver, Fixture, distance};
 use zinc_compiler::Choices;
 use zinc_ir::device::Device;
-use zinc_ir::plan::{ActPrecision, KvType};
+use zinc_ir::plan::{ActPrecision, KvType, KvTypes};
 
 /// Fixtures of `tests/data/arch`, each with the largest difference that llama.cpp, with its F16 inputs of products,
 /// has from transformers.
@@ -46,6 +46,21 @@ pub fn architecture(device: &mut dyn Device, name: &str, choices: Choices, kv: K
     let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
     let got = driver.logits(&f.prompt, piece);
     judge(&label, distance(&f.floats("logits_hf"), &got, 512), limit);
+}
+
+/// All positions of a model's prompt with K and V in other types, against those with K and V in F32: logits differ by
+/// `most` at most.
+pub fn quantized_cache(device: &mut dyn Device, path: &str, types: KvTypes, piece: usize, most: Distance) {
+    let f = Fixture::open(path);
+    let mut logits = |types: KvTypes| {
+        let mut driver = Driver::new(device, &f.graph, &f.weights, types, Choices::default(), 1, 64);
+        driver.logits(&f.prompt, piece)
+    };
+    let (expected, got) = (logits(KvType::F32.into()), logits(types));
+    let width = expected.len() / f.prompt.len();
+    let off = distance(&expected, &got, width);
+    judge(&format!("{path}, K and V in {types}, {piece} rows a step"), off, most);
+    assert!(off.max > 0.0, "{path}: K and V in {types} change nothing");
 }
 
 /// The first `rows` positions of a weight format's prompt, against llama.cpp on the dequantized file.

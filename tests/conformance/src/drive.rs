@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
 use zinc_ir::device::{Caps, Device, DeviceError, ProgramId, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
+use zinc_ir::plan::{Bucket, KvLayout, KvTypes, PAGE_TOKENS, Plan, Step, StepOutput, Tail};
 use zinc_ir::sample::Draw;
 
 /// A model on a device, with one page chain per sequence.
@@ -35,7 +35,7 @@ impl<'d> Driver<'d> {
         device: &'d mut dyn Device,
         graph: &Arc<Graph>,
         weights: &dyn WeightSource,
-        kv: KvType,
+        kv: impl Into<KvTypes>,
         choices: Choices,
         sequences: u32,
         context: u32,

@@ -33,7 +33,7 @@ fn floor(plan: &Plan) -> Cost {
                 cost.flops += 2 * rows as u64 * w.rows as u64 * w.cols as u64;
             }
             Op::Attention { spec, .. } => {
-                let attention = Cost::of_attention(spec, plan.kv.ty, &plan.bucket);
+                let attention = Cost::of_attention(spec, plan.kv.types, &plan.bucket);
                 cost.bytes += attention.bytes;
                 cost.flops += attention.flops;
             }

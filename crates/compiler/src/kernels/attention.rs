@@ -15,6 +15,7 @@
 
 use super::args::{Args, launch};
 use super::arrival;
+use super::kv::Cache;
 use super::matvec::shared_quad;
 use super::quantize::{self, Blocks};
 use super::rows::for_items;
@@ -22,8 +23,8 @@ use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
-use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{Bucket, COUNTERS, Input, KvType, PAGE_TOKENS};
+use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::plan::{Bucket, COUNTERS, Input, KvTypes, PAGE_TOKENS};
 use zinc_ir::quant::UNIT;
 
 pub(super) static ATTENTION: Template = Template {
@@ -82,7 +83,6 @@ fn heads_at_once(group: u32) -> u32 {
 #[derive(Clone, Copy)]
 struct Shape {
     spec: AttentionSpec,
-    kv: KvType,
     /// Query heads per KV head.
     group: u32,
     /// Query heads per tile.
@@ -132,7 +132,6 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     }
     Ok(Shape {
         spec,
-        kv: ctx.kv.ty,
         group,
         heads,
         team,
@@ -188,14 +187,14 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let (q, layer, spec) = operands(ctx, node)?;
     let s = shape(ctx, node, spec)?;
     let rows = ctx.rows(node);
-    let name = format!("attention_{}x{}x{}_{:?}_{}", spec.heads, spec.kv_heads, spec.head_dim, s.kv, s.splits);
+    let name = format!("attention_{}x{}x{}_{}_{}", spec.heads, spec.kv_heads, spec.head_dim, kv_words(ctx), s.splits);
     let grid = [s.splits, spec.kv_heads * s.parts(), rows];
     let counters = rows * spec.kv_heads * s.parts();
     if s.splits > 1 && counters > COUNTERS {
         return Err(ctx.unsupported(node, format!("{} heads of {rows} rows are more than can be counted", spec.heads)));
     }
     let product = launch(name.to_lowercase(), s.lanes, s.subgroup, grid, |b, args| {
-        let io = Io::read(args, q, layer);
+        let io = Io::read(ctx, args, q, layer);
         let parts = (s.splits > 1).then(|| Parts {
             partial: args.write_read("partial", Operand::Temp(0)),
             counters: args.read_write("counters", Operand::Counters(counters)),
@@ -234,11 +233,13 @@ pub(super) struct Io<'b> {
     pub pages: Val<'b>,
     pub k: Val<'b>,
     pub v: Val<'b>,
+    pub types: KvTypes,
 }
 
 impl<'b> Io<'b> {
-    pub(super) fn read(args: &Args<'b>, q: NodeId, layer: u32) -> Io<'b> {
+    pub(super) fn read(ctx: &Ctx<'_>, args: &Args<'b>, q: NodeId, layer: u32) -> Io<'b> {
         Io {
+            types: ctx.kv.types,
             q: args.read("q", Operand::Value(q)),
             visible: args.read("visible", Operand::Input(Input::Visible)),
             sequence: args.read("sequence", Operand::Input(Input::Sequence)),
@@ -247,6 +248,20 @@ impl<'b> Io<'b> {
             v: args.read("v_cache", Operand::KvV(layer)),
         }
     }
+}
+
+impl<'b> Io<'b> {
+    pub(super) fn k(&self, spec: &AttentionSpec) -> Cache<'b> {
+        Cache { base: self.k, ty: self.types.k, heads: spec.kv_heads, head_dim: spec.head_dim }
+    }
+    pub(super) fn v(&self, spec: &AttentionSpec) -> Cache<'b> {
+        Cache { base: self.v, ty: self.types.v, heads: spec.kv_heads, head_dim: spec.head_dim }
+    }
+}
+
+/// Types of K and V for a kernel's name.
+pub(super) fn kv_words(ctx: &Ctx<'_>) -> String {
+    ctx.kv.types.to_string().replace('/', "_")
 }
 
 /// The first token that a row sees whose last is `visible - 1`.
@@ -319,12 +334,10 @@ impl<'b> Tile<'_, 'b> {
         self.kv_head * self.s.group + self.first + g
     }
 
-    /// Element offset of this lane's part of token `t` in K or V.
-    fn token(&self, t: Val<'b>) -> Val<'b> {
-        let (b, s) = (self.b, self.s);
-        let page = b.load_at(Type::U32, self.io.pages, (self.table + t / PAGE_TOKENS) * 4, 0, 4, true);
-        ((page * s.spec.kv_heads + self.kv_head) * PAGE_TOKENS + t % PAGE_TOKENS) * s.spec.head_dim
-            + self.within * s.each
+    /// Page of token `t`, and its place there.
+    fn token(&self, t: Val<'b>) -> [Val<'b>; 2] {
+        let page = self.b.load_at(Type::U32, self.io.pages, (self.table + t / PAGE_TOKENS) * 4, 0, 4, true);
+        [page, t % PAGE_TOKENS]
     }
 
     /// This lane's part of every query head of the tile, times the scale.
@@ -343,24 +356,10 @@ impl<'b> Tile<'_, 'b> {
             .collect()
     }
 
-    /// This lane's elements of a K or V row, from element offset `at`.
-    fn load_kv(&self, base: Val<'b>, at: Val<'b>) -> Vec<Val<'b>> {
-        let (b, quads) = (self.b, self.s.each / 4);
-        match self.s.kv {
-            KvType::F32 => (0..quads).map(|i| b.load_at(Type::F32X4, base, at * 4, i * 16, 16, true)).collect(),
-            KvType::F16 => {
-                let words: Vec<Val<'b>> =
-                    (0..quads / 2).map(|i| b.load_at(Type::U32X4, base, at * 2, i * 16, 16, true)).collect();
-                let half2 = |w: Val<'b>| w.bitcast(Type::Vec(Scalar::F16, 2)).to_f32();
-                (0..quads as usize)
-                    .map(|i| {
-                        let word = words[i / 2];
-                        let (lo, hi) = (half2(word.lane((i % 2 * 2) as u8)), half2(word.lane((i % 2 * 2 + 1) as u8)));
-                        b.compose(&[lo.lane(0), lo.lane(1), hi.lane(0), hi.lane(1)])
-                    })
-                    .collect()
-            }
-        }
+    /// This lane's elements of the K or V of a token.
+    fn load_kv(&self, cache: Cache<'b>, [page, token]: [Val<'b>; 2]) -> Vec<Val<'b>> {
+        let line = cache.line(page, self.kv_head, token);
+        cache.load(self.b, line, self.within * self.s.each, self.s.each)
     }
 
     /// Folds the team's tokens from `base` on into (Σ p·V, maxima, sums).
@@ -371,10 +370,10 @@ impl<'b> Tile<'_, 'b> {
         let (maxima, sums) = rest.split_at(heads);
         let [lowest, end] = self.range;
         let tokens: Vec<Val<'b>> = (0..s.at_once).map(|u| base + self.team + u * s.teams()).collect();
-        let places: Vec<Val<'b>> = tokens.iter().map(|t| self.token(t.min(end - 1))).collect();
+        let places: Vec<[Val<'b>; 2]> = tokens.iter().map(|t| self.token(t.min(end - 1))).collect();
         let seen: Vec<Val<'b>> = tokens.iter().map(|t| t.lt(end) & t.ge(lowest)).collect();
-        let keys: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.k, *at)).collect();
-        let values: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.v, *at)).collect();
+        let keys: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.k(&s.spec), *at)).collect();
+        let values: Vec<Vec<Val<'b>>> = places.iter().map(|at| self.load_kv(self.io.v(&s.spec), *at)).collect();
         let (mut next, mut next_max, mut next_sum) = (vec![], vec![], vec![]);
         for g in 0..heads {
             let scores: Vec<Val<'b>> =

@@ -11,15 +11,16 @@
 //! fixed positions: a row gets the same sums in any tile and any batch.
 
 use super::args::single;
-use super::attention::{self, Io, NONE, lowest, operands};
+use super::attention::{self, Io, NONE, kv_words, lowest, operands};
+use super::kv::Cache;
 use super::rows::for_items;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{AttentionSpec, NodeId, Op};
-use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{KvType, PAGE_TOKENS};
+use zinc_ir::kernel::{Builder, Type, Val};
+use zinc_ir::plan::PAGE_TOKENS;
 
 pub(super) static ATTENTION_TILED: Template = Template {
     name: "attention_tiled",
@@ -89,7 +90,6 @@ struct Kernel<'b> {
     b: &'b Builder,
     tile: Tile,
     spec: AttentionSpec,
-    kv: KvType,
     subgroup: u32,
     rows: u32,
     pages_per_sequence: u32,
@@ -110,11 +110,11 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tile = Tile::choose(ctx.caps, &spec, rows).ok_or_else(|| ctx.unsupported(node, "no tile fits"))?;
     let per_tile = tile.rows(spec.heads / spec.kv_heads);
     let name = format!(
-        "attention_tiled_{}x{}x{}_{:?}_{}x{}",
+        "attention_tiled_{}x{}x{}_{}_{}x{}",
         spec.heads,
         spec.kv_heads,
         spec.head_dim,
-        ctx.kv.ty,
+        kv_words(ctx),
         tile.all_queries(),
         tile.chunk()
     );
@@ -125,11 +125,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             b,
             tile,
             spec,
-            kv: ctx.kv.ty,
             subgroup: ctx.caps.subgroup_size,
             rows,
             pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
-            io: Io::read(args, q, layer),
+            io: Io::read(ctx, args, q, layer),
             out: args.write("y", Operand::Value(node)),
             chunk: b.shared("chunk", Type::F32X4, tile.chunk() * (spec.head_dim / 4 + 1)),
             weights: b.shared("weights", Type::F32, tile.all_queries() * (tile.chunk() + 1)),
@@ -243,7 +242,7 @@ impl<'b> Kernel<'b> {
             })
             .collect();
         b.for_(run.sees[0] / chunk * chunk, run.sees[1], chunk, state, |first, state| {
-            self.stage(self.io.k, run, first);
+            self.stage(self.io.k(&self.spec), run, first);
             b.barrier();
             let scores = self.scores(&queries, first);
             let own: Vec<Val<'b>> =
@@ -254,7 +253,7 @@ impl<'b> Kernel<'b> {
             let next: Vec<Val<'b>> =
                 queries.iter().zip(own).zip(maxima).map(|((q, own), old)| self.maximum(q, own).max(*old)).collect();
             self.weights(&queries, first, &scores, &next);
-            self.stage(self.io.v, run, first);
+            self.stage(self.io.v(&self.spec), run, first);
             b.barrier();
             let state = self.fold(&queries, &next, state);
             b.barrier();
@@ -263,19 +262,15 @@ impl<'b> Kernel<'b> {
     }
 
     /// K or V of a chunk into shared memory. Tokens that the run does not see repeat one that it does.
-    fn stage(&self, area: Val<'b>, run: &Run<'b>, first: Val<'b>) {
+    fn stage(&self, cache: Cache<'b>, run: &Run<'b>, first: Val<'b>) {
         let (b, quads) = (self.b, self.quads());
         for_items(b, LANES, self.tile.chunk() * quads, |i| {
             let (local, quad) = (i / quads, i % quads);
             let token = (first + local).max(run.sees[0]).min(run.sees[1] - 1);
             let entry = run.sequence * self.pages_per_sequence + token / PAGE_TOKENS;
             let page = b.load(Type::U32, self.io.pages, entry * 4, 4);
-            let line = (page * self.spec.kv_heads + b.tile(1)) * PAGE_TOKENS + token % PAGE_TOKENS;
-            let at = line * self.spec.head_dim + quad * 4;
-            let value = match self.kv {
-                KvType::F32 => b.load(Type::F32X4, area, at * 4, 16),
-                KvType::F16 => b.load(Type::Vec(Scalar::F16, 4), area, at * 2, 8).to_f32(),
-            };
+            let line = cache.line(page, b.tile(1), token % PAGE_TOKENS);
+            let value = cache.load_quad(b, line, quad);
             b.shared_store(self.chunk, local * (quads + 1) + quad, value);
         });
     }

@@ -18,6 +18,7 @@ mod expert_order;
 mod expert_tile;
 mod experts;
 mod halve;
+mod kv;
 mod matmul;
 mod matvec;
 mod qkv;

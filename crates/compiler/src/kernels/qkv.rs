@@ -12,8 +12,9 @@
 use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
 use super::dot_blocks::Flight;
+use super::kv::Cache;
 use super::matvec::{self, Source};
-use super::rows::{Append, Dest, for_items, kv_offset, pair_elements, store_kv, turn};
+use super::rows::{Append, Dest, for_items, pair_elements, turn};
 use super::tables;
 use crate::cut::{Cut, Cuts, Space};
 use crate::select::Finder;
@@ -66,7 +67,8 @@ fn head_dim_of(f: &Finder<'_>, node: NodeId) -> Option<u32> {
 
 fn match_qkv(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::KvAppend { k, v, .. } = *f.op(node) else { return None };
-    if !f.few_rows(node) || k == v {
+    // Blocks of quantized K and V need 32 values of a head in one place.
+    if !f.few_rows(node) || k == v || f.ctx.kv.types.quantized() {
         return None;
     }
     let mut readers = f.users(node);
@@ -478,9 +480,11 @@ impl<'b> Tile<'_, 'b> {
             Dest::K | Dest::V => {
                 let slot = if row == 0 { self.slot } else { b.load(Type::U32, self.slots, b.u32(row * 4), 4) };
                 let heads = ctx.graph.weight_of(self.spec.weight).rows / head_dim;
+                let types = ctx.kv.types;
+                let ty = if matches!(self.spec.dest, Dest::K) { types.k } else { types.v };
                 b.if_(slot.ne(NO_SLOT), || {
-                    let at = kv_offset(heads, head_dim, ctx.kv.ty, slot, self.head, e);
-                    store_kv(b, self.args.dest, at, ctx.kv.ty, v);
+                    let cache = Cache { base: self.args.dest, ty, heads, head_dim };
+                    cache.store(b, cache.line_of_slot(self.head, slot), e, v);
                 });
             }
         }

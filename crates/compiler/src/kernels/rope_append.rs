@@ -9,7 +9,8 @@
 //! A subgroup takes one head of one row; a lane takes both elements of a rotary pair, so nothing is shared.
 
 use super::args::{Args, single};
-use super::rows::{Append, Dest, for_strided, kv_offset, pair_elements, store_kv, turn};
+use super::kv::Cache;
+use super::rows::{Append, Dest, for_strided, pair_elements, turn};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -42,7 +43,8 @@ fn match_head(f: &Finder<'_>, node: NodeId, head_dim: u32, nodes: &mut Vec<NodeI
 
 fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::KvAppend { k, layer, .. } = *f.op(node) else { return None };
-    if f.few_rows(node) {
+    // Blocks of quantized K and V need 32 values of a head in one place.
+    if f.few_rows(node) || f.ctx.kv.types.quantized() {
         return None;
     }
     let head_dim = f.ctx.graph.kv()[layer as usize].head_dim;
@@ -183,9 +185,11 @@ fn body<'b>(ctx: &Ctx<'_>, b: &'b Builder, p: &Part, io: &PartArgs<'b>, at: Plac
         Dest::Q(_) => write(&|e, v| b.store(io.dest, (start + e) * 4, v, 4)),
         Dest::K | Dest::V => {
             let slot = b.load(Type::U32, slots, at.row * 4, 4);
-            let ty = ctx.kv.ty;
+            let ty = if matches!(p.dest, Dest::K) { ctx.kv.types.k } else { ctx.kv.types.v };
             b.if_(slot.ne(NO_SLOT), || {
-                write(&|e, v| store_kv(b, io.dest, kv_offset(at.heads, dim, ty, slot, at.head, e), ty, v));
+                let cache = Cache { base: io.dest, ty, heads: at.heads, head_dim: dim };
+                let line = cache.line_of_slot(at.head, slot);
+                write(&|e, v| cache.store(b, line, e, v));
             });
         }
     }

@@ -1,15 +1,16 @@
 //! One-op kernels over rows: what fused templates leave over, and the guarantee that every graph has a plan.
 
 use super::args::{Args, launch, single};
+use super::kv::Cache;
 use super::{dot, halve, tables};
 // Listed among the row operations, made with the other choices of tokens.
 pub(super) use super::top_k::argmax::ARGMAX;
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, LaunchSketch, Operand, Template};
 use crate::{CompileError, Region};
-use zinc_ir::graph::{NodeId, Op, Pairing};
+use zinc_ir::graph::{KvShape, NodeId, Op, Pairing};
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::plan::{CHAINED, Input, KvType, NO_SLOT, PAGE_TOKENS};
+use zinc_ir::plan::{CHAINED, Input, KV_BLOCK, NO_SLOT};
 use zinc_ir::quant::{UNIT, Weights};
 
 macro_rules! template {
@@ -319,36 +320,15 @@ impl Dest {
     }
 }
 
-/// Byte offset of element `e` of head `head` at KV slot `slot` within a layer's K or V area.
-pub(super) fn kv_offset<'b>(
-    heads: u32,
-    head_dim: u32,
-    ty: KvType,
-    slot: Val<'b>,
-    head: Val<'b>,
-    e: Val<'b>,
-) -> Val<'b> {
-    let (page, token) = (slot / PAGE_TOKENS, slot % PAGE_TOKENS);
-    (((page * heads + head) * PAGE_TOKENS + token) * head_dim + e) * ty.bytes()
-}
-
-/// Stores an F32 as a cache element.
-pub(super) fn store_kv<'b>(b: &'b Builder, base: Val<'b>, offset: Val<'b>, ty: KvType, value: Val<'b>) {
-    match ty {
-        KvType::F32 => b.store(base, offset, value, 4),
-        KvType::F16 => b.store(base, offset, value.to(Scalar::F16), 2),
-    }
-}
-
 fn emit_kv_append(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let node = region.last();
     let Op::KvAppend { k, v, layer } = *ctx.graph.op(node) else {
         return Err(ctx.unsupported(node, "pattern"));
     };
-    let shape = ctx.graph.kv()[layer as usize];
-    let (cols, ty) = (shape.heads * shape.head_dim, ctx.kv.ty);
+    let KvShape { heads, head_dim } = ctx.graph.kv()[layer as usize];
+    let (cols, types) = (heads * head_dim, ctx.kv.types);
     let lanes = workgroup(ctx, cols);
-    let name = format!("kv_append_{}x{}_{ty:?}", shape.heads, shape.head_dim).to_lowercase();
+    let name = format!("kv_append_{heads}x{head_dim}_{}_{}", types.k.name(), types.v.name());
     Ok(single(name, lanes, ctx.caps.subgroup_size, [ctx.bucket.tokens, 1, 1], |b, args| {
         let sources = [args.read("k", Operand::Value(k)), args.read("v", Operand::Value(v))];
         let slots = args.read("slots", Operand::Input(Input::Slots));
@@ -356,13 +336,21 @@ fn emit_kv_append(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileErr
         let row = b.tile(0);
         let slot = b.load(Type::U32, slots, row * 4, 4);
         b.if_(slot.ne(NO_SLOT), || {
-            for_items(b, lanes, cols, |i| {
-                let at = kv_offset(shape.heads, shape.head_dim, ty, slot, i / shape.head_dim, i % shape.head_dim);
-                for (source, area) in sources.into_iter().zip(areas) {
-                    let value = b.load(Type::F32, source, (row * cols + i) * 4, 4);
-                    store_kv(b, area, at, ty, value);
-                }
-            });
+            for ((source, base), ty) in sources.into_iter().zip(areas).zip([types.k, types.v]) {
+                let cache = Cache { base, ty, heads, head_dim };
+                // An element or a block per lane.
+                let each = if ty.is_quantized() { KV_BLOCK } else { 1 };
+                for_items(b, lanes, cols / each, |i| {
+                    let (head, part) = (i / (head_dim / each), i % (head_dim / each));
+                    let (line, at) = (cache.line_of_slot(head, slot), (row * cols + i * each) * 4);
+                    if ty.is_quantized() {
+                        let quad = |q: u32| b.load_at(Type::F32X4, source, at, q * 16, 16, true);
+                        cache.store_block(b, line, part, &(0..KV_BLOCK / 4).map(quad).collect::<Vec<_>>());
+                    } else {
+                        cache.store(b, line, part, b.load(Type::F32, source, at, 4));
+                    }
+                });
+            }
         });
     }))
 }

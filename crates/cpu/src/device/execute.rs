@@ -1,9 +1,9 @@
 //! Runs the works of a program, one after the other, each on all threads.
 
 use super::DeviceError;
-use super::model::{Kv, KvLayer, Model};
+use super::model::{Kv, KvLayer, Model, StoredLayer};
 use super::program::{Kind, ProductSpec, Program, RowOp, Slot, Work};
-use crate::attention::{Attention, Row};
+use crate::attention::{Attention, Cache, Row};
 use crate::kv::{KvElement, append};
 use crate::matmul::{Product, multiply};
 use crate::memory::SharedPtr;
@@ -143,8 +143,9 @@ impl Run<'_> {
             Kind::Attention { q, layer, spec, out } => {
                 let mut buffer = self.take(*out, rows);
                 match &self.model.kv {
-                    Kv::F32(layers) => self.attend(&layers[*layer], *q, spec, &mut buffer),
-                    Kv::F16(layers) => self.attend(&layers[*layer], *q, spec, &mut buffer),
+                    Kv::F32(layers) => self.attend(layers[*layer].cache(), *q, spec, &mut buffer),
+                    Kv::F16(layers) => self.attend(layers[*layer].cache(), *q, spec, &mut buffer),
+                    Kv::Stored(layers) => self.attend(layers[*layer].cache(), *q, spec, &mut buffer),
                 }
                 self.values.slots[*out] = buffer;
             }
@@ -273,10 +274,11 @@ impl Run<'_> {
         match &mut self.model.kv {
             Kv::F32(layers) => append_rows(self.isa, &mut layers[layer], self.step, k, v),
             Kv::F16(layers) => append_rows(self.isa, &mut layers[layer], self.step, k, v),
+            Kv::Stored(layers) => layers[layer].append(self.step, [k, v]),
         }
     }
 
-    fn attend<E: KvElement>(&self, layer: &KvLayer<E>, q: Slot, spec: &AttentionSpec, out: &mut [f32]) {
+    fn attend<E: KvElement>(&self, cache: Cache<'_, E>, q: Slot, spec: &AttentionSpec, out: &mut [f32]) {
         let step = self.step;
         let window = spec.window.map_or(usize::MAX, |w| w as usize);
         let row = |t: usize| {
@@ -285,16 +287,30 @@ impl Run<'_> {
             Row { from: to.saturating_sub(window), to, pages }
         };
         let rows = Scratch::of((0..step.tokens.len()).map(row));
-        let attention = Attention {
-            isa: self.isa,
-            area: layer.area,
-            heads: spec.heads as usize,
-            scale: spec.scale,
-            k: &layer.k,
-            v: &layer.v,
-            rows: &rows,
-        };
+        let attention = Attention { isa: self.isa, heads: spec.heads as usize, scale: spec.scale, cache, rows: &rows };
         attention.run(self.pool, &self.values.slots[q][..out.len()], out);
+    }
+}
+
+impl<E> KvLayer<E> {
+    fn cache(&self) -> Cache<'_, E> {
+        Cache { area: self.area, k: &self.k, v: &self.v, stored: None }
+    }
+}
+
+impl StoredLayer {
+    /// What attention reads of it are singles.
+    fn cache(&self) -> Cache<'_, f32> {
+        Cache { area: self.area, k: &[], v: &[], stored: Some(&self.stored) }
+    }
+
+    fn append(&mut self, step: &Step, values: [&[f32]; 2]) {
+        let cols = self.area.heads * self.area.dim;
+        for (t, slot) in step.slots.iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
+            for (stored, values) in self.stored.iter_mut().zip(values) {
+                stored.append(*slot as usize, &values[t * cols..(t + 1) * cols]);
+            }
+        }
     }
 }
 
@@ -327,6 +343,11 @@ pub(super) fn copy_pages(kv: &mut Kv, pairs: &[(u32, u32)], pages: u32) -> Resul
     match kv {
         Kv::F32(layers) => copy(layers, pairs),
         Kv::F16(layers) => copy(layers, pairs),
+        Kv::Stored(layers) => {
+            for stored in layers.iter_mut().flat_map(|layer| &mut layer.stored) {
+                pairs.iter().for_each(|(from, to)| stored.copy_page(*from as usize, *to as usize));
+            }
+        }
     }
     Ok(())
 }

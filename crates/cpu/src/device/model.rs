@@ -1,7 +1,7 @@
 //! What `load` leaves behind: weights in the kernels' form, and the cache.
 
 use super::DeviceError;
-use crate::kv::Area;
+use crate::kv::{Area, Stored};
 use crate::{Isa, Packed, Pool};
 use std::sync::Arc;
 use zinc_ir::device::{Progress, WeightSource};
@@ -29,6 +29,15 @@ pub(super) struct KvLayer<E> {
 pub(super) enum Kv {
     F32(Vec<KvLayer<f32>>),
     F16(Vec<KvLayer<u16>>),
+    /// Quantized, or K and V of different types.
+    Stored(Vec<StoredLayer>),
+}
+
+/// K and V of one layer in types of their own.
+pub(super) struct StoredLayer {
+    pub(super) area: Area,
+    /// K, then V.
+    pub(super) stored: [Stored; 2],
 }
 
 /// A loaded model.
@@ -63,9 +72,18 @@ impl Model {
             done += weight.bytes();
             progress(Progress::Upload { done, total });
         }
-        let kv = match layout.ty {
-            KvType::F32 => Kv::F32(layers(layout, 0f32)),
-            KvType::F16 => Kv::F16(layers(layout, 0u16)),
+        if let Some(head_dim) = layout.unsuitable_head() {
+            let what = format!("K and V in {} with heads of {head_dim} elements", layout.types);
+            return Err(DeviceError::Unsupported(what));
+        }
+        let kv = match (layout.types.k, layout.types.v) {
+            (KvType::F32, KvType::F32) => Kv::F32(layers(layout, 0f32)),
+            (KvType::F16, KvType::F16) => Kv::F16(layers(layout, 0u16)),
+            (k, v) => Kv::Stored(
+                areas(layout)
+                    .map(|area| StoredLayer { area, stored: [k, v].map(|ty| Stored::new(ty, area)) })
+                    .collect(),
+            ),
         };
         Ok(Model { weights, layout: layout.clone(), kv, bytes })
     }
@@ -81,12 +99,14 @@ impl Model {
 
 /// Zero pages for all layers (given by the system when first touched).
 fn layers<E: Copy>(layout: &KvLayout, zero: E) -> Vec<KvLayer<E>> {
-    let layer = |l: &zinc_ir::plan::KvArea| {
-        let (heads, dim, pages) = (l.heads as usize, l.head_dim as usize, layout.pages as usize);
-        let area = Area { heads, dim, pages };
-        KvLayer { area, k: vec![zero; area.elements()], v: vec![zero; area.elements()] }
-    };
-    layout.layers.iter().map(layer).collect()
+    let layer = |area: Area| KvLayer { area, k: vec![zero; area.elements()], v: vec![zero; area.elements()] };
+    areas(layout).map(layer).collect()
+}
+
+/// Sizes of all layers.
+fn areas(layout: &KvLayout) -> impl Iterator<Item = Area> {
+    let pages = layout.pages as usize;
+    layout.layers.iter().map(move |l| Area { heads: l.heads as usize, dim: l.head_dim as usize, pages })
 }
 
 fn load_weight(

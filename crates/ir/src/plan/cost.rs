@@ -1,6 +1,6 @@
 //! What attention moves and computes, for a bucket or for the step that runs in it.
 
-use super::{Bucket, KvType, Launch, Plan};
+use super::{Bucket, KvTypes, Launch, Plan};
 use crate::graph::{AttentionSpec, Op};
 
 /// Bytes and floating-point operations.
@@ -15,27 +15,27 @@ pub struct Cost {
 impl Cost {
     /// Reading K and V, and the products with them, when every row of a bucket sees the whole context, and every
     /// sequence is read once.
-    pub fn of_attention(spec: &AttentionSpec, ty: KvType, bucket: &Bucket) -> Cost {
+    pub fn of_attention(spec: &AttentionSpec, types: impl Into<KvTypes>, bucket: &Bucket) -> Cost {
         let visible = spec.window.unwrap_or(u32::MAX).min(bucket.context) as u64;
         let sequences = bucket.sequences.min(bucket.tokens) as u64;
         let flops = bucket.tokens as u64 * visible * flops_per_pair(spec);
-        Cost { bytes: sequences * visible * bytes_per_token(spec, ty), flops }
+        Cost { bytes: sequences * visible * bytes_per_token(spec, types.into()), flops }
     }
 
     /// The same for `rows` new tokens of one sequence that has `past` tokens.
-    pub fn of_attention_at(spec: &AttentionSpec, ty: KvType, past: u32, rows: u32) -> Cost {
+    pub fn of_attention_at(spec: &AttentionSpec, types: impl Into<KvTypes>, past: u32, rows: u32) -> Cost {
         let window = spec.window.unwrap_or(u32::MAX);
         let seen = |row: u32| past.saturating_add(row).saturating_add(1);
         let lowest = seen(0).saturating_sub(window);
         let tokens = past.saturating_add(rows).saturating_sub(lowest);
         let pairs: u64 = (0..rows).map(|row| seen(row).min(window) as u64).sum();
-        Cost { bytes: tokens as u64 * bytes_per_token(spec, ty), flops: pairs * flops_per_pair(spec) }
+        Cost { bytes: tokens as u64 * bytes_per_token(spec, types.into()), flops: pairs * flops_per_pair(spec) }
     }
 }
 
 /// K and V of one token.
-fn bytes_per_token(spec: &AttentionSpec, ty: KvType) -> u64 {
-    2 * spec.kv_heads as u64 * spec.head_dim as u64 * ty.bytes() as u64
+fn bytes_per_token(spec: &AttentionSpec, types: KvTypes) -> u64 {
+    spec.kv_heads as u64 * types.bytes(spec.head_dim) as u64
 }
 
 /// q·K and p·V of one row and one token.
@@ -54,8 +54,8 @@ impl Plan {
     pub fn cost_of(&self, launch: &Launch, parts: &[(u32, u32)]) -> Cost {
         let whole = Cost { bytes: launch.bytes, flops: launch.flops };
         let Some(Op::Attention { spec, .. }) = launch.attends.map(|node| self.graph.op(node)) else { return whole };
-        let of_bucket = Cost::of_attention(spec, self.kv.ty, &self.bucket);
-        let of_part = |(past, rows): &(u32, u32)| Cost::of_attention_at(spec, self.kv.ty, *past, *rows);
+        let of_bucket = Cost::of_attention(spec, self.kv.types, &self.bucket);
+        let of_part = |(past, rows): &(u32, u32)| Cost::of_attention_at(spec, self.kv.types, *past, *rows);
         let now = parts
             .iter()
             .map(of_part)
@@ -70,7 +70,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Tail;
+    use crate::plan::{KvType, Tail};
 
     fn spec(window: Option<u32>) -> AttentionSpec {
         AttentionSpec { heads: 8, kv_heads: 2, head_dim: 16, scale: 1.0, window }

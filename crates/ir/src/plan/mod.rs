@@ -14,12 +14,14 @@
 
 mod cost;
 mod inputs;
+mod kv;
 mod proof;
 mod step;
 mod text;
 
 pub use cost::Cost;
 pub use inputs::{Input, InputLayout, rotations};
+pub use kv::{KV_BLOCK, KvArea, KvLayout, KvType, KvTypes};
 pub use proof::{PlanError, conflict, verify};
 pub use step::{CHAIN_ROWS, CHAINED, Step, StepError, StepOutput};
 
@@ -44,25 +46,6 @@ pub enum ActPrecision {
     /// Blocks of 32 signed bytes with one scale; products with float weights, and a GPU's with more than 8 rows, do not
     /// go below halves.
     Q8,
-}
-
-/// Element type of cached K and V.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KvType {
-    /// 32-bit floats.
-    F32,
-    /// Halves.
-    F16,
-}
-
-impl KvType {
-    /// Bytes per element.
-    pub const fn bytes(self) -> u32 {
-        match self {
-            KvType::F32 => 4,
-            KvType::F16 => 2,
-        }
-    }
 }
 
 /// What a step gives back for its output rows.
@@ -98,56 +81,6 @@ pub struct Bucket {
     pub sequences: u32,
     /// What comes back.
     pub tail: Tail,
-}
-
-/// Where K and V live: per KV layer one K and one V area, each an array of pages
-/// `[page][kv head][token in page][head_dim]`, so that one page of one head is contiguous.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KvLayout {
-    /// Element type.
-    pub ty: KvType,
-    /// Pages in the pool.
-    pub pages: u32,
-    /// Areas of each layer.
-    pub layers: Vec<KvArea>,
-    /// Total bytes.
-    pub bytes: u64,
-}
-
-/// The two areas of one KV layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct KvArea {
-    /// First byte of K.
-    pub k: u64,
-    /// First byte of V.
-    pub v: u64,
-    /// Heads.
-    pub heads: u32,
-    /// Elements per head.
-    pub head_dim: u32,
-}
-
-impl KvLayout {
-    /// Lays out `pages` pages for all KV layers of a graph.
-    pub fn new(graph: &Graph, ty: KvType, pages: u32) -> KvLayout {
-        let mut bytes = 0;
-        let layers = graph.kv().iter().map(|shape| {
-            let area = pages as u64 * KvLayout::page_bytes_of(shape.heads, shape.head_dim, ty) as u64;
-            let k = bytes;
-            bytes += 2 * area;
-            KvArea { k, v: k + area, heads: shape.heads, head_dim: shape.head_dim }
-        });
-        let layers = layers.collect();
-        KvLayout { ty, pages, layers, bytes }
-    }
-    /// Bytes of one page of K (or of V) of a layer.
-    pub fn page_bytes_of(heads: u32, head_dim: u32, ty: KvType) -> u32 {
-        heads * PAGE_TOKENS * head_dim * ty.bytes()
-    }
-    /// Bytes of K and V per token over all layers.
-    pub fn bytes_per_token(&self) -> u64 {
-        self.layers.iter().map(|l| 2 * (l.heads * l.head_dim * self.ty.bytes()) as u64).sum()
-    }
 }
 
 /// A buffer a launch may name.

@@ -9,7 +9,7 @@ impl Display for Plan {
         writeln!(
             f,
             "plan for {} token rows, {} output rows, context {}, {} sequences, tail {:?}; activations {:?}, KV {:?}",
-            b.tokens, b.outputs, b.context, b.sequences, b.tail, self.act, self.kv.ty
+            b.tokens, b.outputs, b.context, b.sequences, b.tail, self.act, self.kv.types
         )?;
         let (bytes, flops) = self.launches().fold((0, 0), |(b, f), l| (b + l.bytes, f + l.flops));
         writeln!(

@@ -21,7 +21,7 @@ use crate::interrupt::Interrupt;
 use crate::output::{print, print_line, say};
 use crate::progress::Meter;
 use crate::roofline::{self, Expected, Limits, Ran, Roofline};
-use crate::session::{Begun, Needs, Session, act_name, kv_name};
+use crate::session::{Begun, Needs, Session, act_name};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::json;
@@ -353,7 +353,7 @@ fn print_table(session: &Session, results: &[Measured]) -> Result<()> {
             spec.parameters() as f64 / 1e6,
             session.engine.device().description(),
             act_name(session.act),
-            kv_name(session.kv),
+            session.kv,
             r.test.title(),
             r.median(),
             r.deviation(),
@@ -422,7 +422,7 @@ fn print_json(session: &Session, results: &[Measured]) -> Result<()> {
         "device": session.engine.device().description(),
         "act": act_name(session.act),
         "tuned": session.tuned,
-        "kv": kv_name(session.kv),
+        "kv": session.kv.to_string(),
         "tests": tests,
     });
     print_line(&serde_json::to_string_pretty(&value)?)

@@ -10,7 +10,7 @@ use crate::device;
 use crate::failure::usage;
 use crate::output::{print_line, say};
 use crate::profiles::{self, PROFILES};
-use crate::session::{act_name, kv_name};
+use crate::session::act_name;
 use crate::source::Source;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -126,7 +126,7 @@ struct Asked {
 fn asked(arguments: &Arguments, source: &Source, target: &Target) -> Result<Asked> {
     let context = arguments.compute.context(source.model.spec.context, None);
     let context = context.max(arguments.rows).next_multiple_of(PAGE_TOKENS);
-    let kv = Arc::new(KvLayout::new(&source.model.graph, arguments.compute.kv()?, context / PAGE_TOKENS));
+    let kv = Arc::new(KvLayout::new(&source.model.graph, arguments.compute.kv(), context / PAGE_TOKENS));
     let tail = if arguments.logits { Tail::Logits } else { Tail::Greedy };
     let bucket = Bucket { tokens: arguments.rows, outputs: 1, context, sequences: 1, tail };
     let tuned = Arc::new(target.record.as_ref().map(Record::tuned).unwrap_or_default());
@@ -234,7 +234,7 @@ fn plan_text(plan: &Plan) -> Result<String> {
         b.tail,
         b.context,
         act_name(plan.act),
-        kv_name(plan.kv.ty)
+        plan.kv.types
     )?;
     let launches: Vec<&Launch> = plan.launches().collect();
     writeln!(

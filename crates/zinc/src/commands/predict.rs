@@ -7,7 +7,7 @@
 use crate::args::{Act, CacheType, ModelArgs};
 use crate::failure::usage;
 use crate::output::print_line;
-use crate::session::{act_name, kv_name};
+use crate::session::act_name;
 use crate::source::Source;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -16,7 +16,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use zinc_compiler::Choices;
 use zinc_engine::context_bucket;
-use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, PAGE_TOKENS, Plan, Tail};
+use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvTypes, PAGE_TOKENS, Plan, Tail};
 use zinc_predict::cards::{self, CARDS, Card};
 use zinc_predict::memory::{Fit, GIB};
 use zinc_predict::rates;
@@ -40,9 +40,12 @@ pub(crate) struct Arguments {
     /// is what 0 says, too
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
     ctx_size: Option<u32>,
-    /// Element type of cached keys and values
+    /// Element type of cached keys
     #[arg(long, default_value = "f16", value_name = "TYPE")]
     cache_type_k: CacheType,
+    /// Element type of cached values; without it, that of the keys
+    #[arg(long, value_name = "TYPE")]
+    cache_type_v: Option<CacheType>,
     /// How far inputs of matrix products may be rounded
     #[arg(long, default_value = "f16", value_name = "PRECISION")]
     act: Act,
@@ -56,7 +59,7 @@ struct Report {
     model: String,
     card: &'static Card,
     act: ActPrecision,
-    kv: KvType,
+    kv: KvTypes,
     context: u32,
     fit: Fit,
     speeds: Vec<(u32, Prediction)>,
@@ -87,7 +90,9 @@ fn report(arguments: &Arguments, card: &'static Card, source: &Source) -> Result
         None => trained.min(8192),
     };
     let context = context.next_multiple_of(PAGE_TOKENS);
-    let (act, kv_type) = (arguments.act.into(), arguments.cache_type_k.into());
+    let k = arguments.cache_type_k;
+    let kv_type = KvTypes { k: k.into(), v: arguments.cache_type_v.unwrap_or(k).into() };
+    let act = arguments.act.into();
     let graph = &source.model.graph;
     let kv = Arc::new(KvLayout::new(graph, kv_type, context / PAGE_TOKENS));
     let plan = |tokens: u32, visible: u32| -> Result<Plan> {
@@ -122,7 +127,7 @@ fn as_text(r: &Report) -> Result<String> {
         card.published_gbps,
         card.streaming_gbps()
     )?;
-    writeln!(out, "with     activations {}, K and V {}", act_name(r.act), kv_name(r.kv))?;
+    writeln!(out, "with     activations {}, K and V {}", act_name(r.act), r.kv.to_string())?;
     let (w, k, s) = (gib(fit.weights), gib(fit.kv), gib(fit.scratch));
     writeln!(
         out,
@@ -204,7 +209,7 @@ fn as_json(r: &Report) -> Value {
         "model": r.model,
         "gpu": r.card.name,
         "act": act_name(r.act),
-        "kv": kv_name(r.kv),
+        "kv": r.kv.to_string(),
         "memory": {
             "weights": r.fit.weights, "kv": r.fit.kv, "scratch": r.fit.scratch, "context": r.context,
             "usable": r.fit.usable, "missing": r.fit.missing(), "fits": r.fit.missing() == 0,

@@ -169,7 +169,6 @@ impl ServerArgs {
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let config = arguments.server.config()?;
     let sampling = arguments.sampling.sampling()?;
-    arguments.compute.kv()?;
     let form = match arguments.server.log_format {
         Form::Text => LogFormat::Text,
         Form::Json => LogFormat::Json,

@@ -105,7 +105,7 @@ fn search(
     let mut trusted = zinc_cpu::CpuDevice::new(arguments.compute.threads).context("cannot start the CPU device")?;
     let settings = Settings {
         act: arguments.compute.act(false),
-        kv: arguments.compute.kv()?,
+        kv: arguments.compute.kv(),
         rows,
         budget: Duration::from_secs_f64(arguments.budget / arguments.rows.len() as f64),
     };

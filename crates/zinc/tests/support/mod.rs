@@ -86,7 +86,7 @@ pub(crate) fn engine(
     options: Options,
 ) -> Engine {
     let choices = Choices { act, ..Choices::default() };
-    let options = Options { kv, choices, ..options };
+    let options = Options { kv: kv.into(), choices, ..options };
     Engine::new(device, graph.clone(), weights, options, &mut |_| ()).expect("an engine")
 }
 

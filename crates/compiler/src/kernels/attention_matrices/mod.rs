@@ -161,7 +161,7 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let (value, _) = halved.unwrap_or((node, node));
     let Op::Attention { append, spec, .. } = f.op(value) else { return None };
     let cached = matches!(f.op(*append), Op::KvAppend { .. });
-    let halves = f.ctx.choices.act != ActPrecision::F32 && f.ctx.kv.ty == KvType::F16;
+    let halves = f.ctx.choices.act != ActPrecision::F32 && f.ctx.kv.types == KvType::F16.into();
     let tiles = !f.ctx.caps.native && !attention::row_by_row(f.ctx);
     let wanted = tiles && cached && halves && f.ctx.choices.matrices;
     let able = wanted && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
@@ -190,7 +190,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             rows,
             several,
             pages_per_sequence: ctx.bucket.context / PAGE_TOKENS,
-            io: Io::read(args, q, layer),
+            io: Io::read(ctx, args, q, layer),
             out: region.gives.contains(&node).then(|| args.write("y", Operand::Value(node))),
             out_halves: halved.map(|h| args.write("halves", Operand::Value(h))),
             keys: b.shared("keys", Type::U32X4, tile.chunk * tile.line(tile.widths[0])),
