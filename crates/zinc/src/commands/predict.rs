@@ -127,7 +127,7 @@ fn as_text(r: &Report) -> Result<String> {
         card.published_gbps,
         card.streaming_gbps()
     )?;
-    writeln!(out, "with     activations {}, K and V {}", act_name(r.act), r.kv.to_string())?;
+    writeln!(out, "with     activations {}, K and V {}", act_name(r.act), r.kv)?;
     let (w, k, s) = (gib(fit.weights), gib(fit.kv), gib(fit.scratch));
     writeln!(
         out,
