@@ -295,6 +295,7 @@ impl Engine {
             return Err(EngineError::UnknownToken { token, position, vocabulary });
         }
         let (limit, limit_reason) = self.limit(&request)?;
+        let prompt = request.prompt.len();
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.scheduler.add(Sequence {
@@ -312,6 +313,8 @@ impl Engine {
             limit_reason,
             next_logits: request.logits_from.map(|p| p as usize),
             split: request.split.map(|p| p as usize),
+            prompt,
+            shared: (0, 0),
             started: false,
         });
         Ok(id)

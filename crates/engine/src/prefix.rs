@@ -1,7 +1,8 @@
-//! The prefix cache: K and V of sequences that have ended, for new ones that begin with the same tokens.
+//! The prefix cache: K and V of prompts and of sequences that have ended, for new ones that begin with the same tokens.
 //!
 //! ```text
-//! ended sequence ─keep─► entries, one per full page ─adopt─► pages of a new sequence   (oldest entries evicted first)
+//! running sequence ─share─┐
+//! ended sequence ───keep──┴► entries, one per full page ─adopt─► pages of a new sequence   (oldest entries evicted first)
 //! ```
 //!
 //! A page depends on every token before it as well as on its own, so an entry is found by the hash of the whole prefix
@@ -65,14 +66,30 @@ impl PrefixCache {
         }
     }
 
-    /// Gives a sequence without pages those of its longest known prefix. At least one token stays to be run, and every
-    /// token whose logits are wanted, or that is behind its split.
+    /// Takes part in the full pages of a running sequence's prompt, of which the first `computed` tokens have been run.
+    pub(crate) fn share(&mut self, sequence: &mut Sequence, computed: usize, pool: &mut KvPool) {
+        let full = computed.min(sequence.prompt) / PAGE;
+        while sequence.shared.0 < full {
+            let (i, before) = sequence.shared;
+            let Ok(tokens) = <[u32; PAGE]>::try_from(&sequence.tokens[i * PAGE..(i + 1) * PAGE]) else { return };
+            let this = key(before, &tokens);
+            let known = self.entries.get(&this).is_some_and(|e| e.before == before && e.tokens == tokens);
+            if !known {
+                let page = pool.share(&sequence.pages[i]);
+                let entry = Entry { before, tokens, page, depth: i, used: self.uses };
+                if let Some(old) = self.entries.insert(this, entry) {
+                    pool.release(old.page);
+                }
+            }
+            sequence.shared = (i + 1, this);
+        }
+    }
+
+    /// Gives a sequence without pages those of its longest known prefix.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         self.uses += 1;
-        let most = [Some(sequence.tokens.len().saturating_sub(1)), sequence.next_logits, sequence.split];
-        let most = most.into_iter().flatten().min().unwrap_or(0);
         let mut before = 0;
-        for tokens in sequence.tokens[..most].chunks_exact(PAGE) {
+        for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
             let this = key(before, tokens);
             let Some(entry) = self.entries.get_mut(&this) else { break };
             if entry.before != before || entry.tokens != tokens {

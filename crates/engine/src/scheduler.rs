@@ -9,7 +9,8 @@
 //! Sequences run in order of arrival. Each step gives every generating sequence its one row first, then fills up to
 //! the row limit with pieces of prompts, so a long prompt delays the others by no more than a full step. When pages
 //! run out, the youngest sequence gives back all of its pages and waits; the oldest one always proceeds, so every
-//! sequence ends. Preempting drops K and V, never tokens or sampling state: its output is the same.
+//! sequence ends. Preempting drops K and V, never tokens or sampling state: its output is the same. A sequence whose
+//! prompt begins as one that is being run waits until that beginning has been computed, and takes it from there.
 //!
 //! A batch can be built before the result of the one before is known, if the device itself chooses that one's tokens.
 //! A sequence that turns out to have ended then has one row too many in flight: its result is dropped, and the page it
@@ -190,6 +191,9 @@ impl Scheduler {
         let mut promised: usize = self.running.iter().map(claim).sum();
         while self.running.len() < self.limits.sequences as usize {
             let Some(next) = self.waiting.front_mut() else { break };
+            if self.running.iter().any(|other| will_share(other, next)) {
+                break;
+            }
             if next.pages.is_empty() {
                 self.prefixes.adopt(next, pool);
             }
@@ -329,6 +333,7 @@ impl Scheduler {
             for (row, &(_, position)) in mine {
                 ended = ended.or(take_output(sequence, output, row, batch.outputs.len(), position, events));
             }
+            self.prefixes.share(sequence, part.end, pool);
             if !sequence.samples && part.end == sequence.tokens.len() {
                 ended = ended.or(Some(Finish::Length));
             }
@@ -336,6 +341,8 @@ impl Scheduler {
                 let mut sequence = self.running.remove(i);
                 if reason == Finish::NoNumbers {
                     release_pages(&mut sequence, pool);
+                    // What it has shared is no better than what it gave.
+                    self.prefixes.clear(pool);
                 }
                 // What it computed stays at hand for a later one that begins the same.
                 self.prefixes.keep(sequence, pool);
@@ -389,9 +396,18 @@ fn larger(a: Tail, b: Tail) -> Tail {
     }
 }
 
+/// Is `other` about to compute a page that `next` begins with, too?
+fn will_share(other: &Sequence, next: &Sequence) -> bool {
+    const PAGE: usize = PAGE_TOKENS as usize;
+    let (done, all) = (other.shared.0, other.prompt.min(next.adoptable()) / PAGE);
+    // Pages before have been shared: what counts is whether the first one that has not is the same.
+    done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
+}
+
 /// Gives all pages back; the sequence starts over when it runs again.
 fn release_pages(sequence: &mut Sequence, pool: &mut KvPool) {
     sequence.cached = 0;
+    sequence.shared = (0, 0);
     for page in sequence.pages.drain(..) {
         pool.release(page);
     }

@@ -123,6 +123,10 @@ pub(crate) struct Sequence {
     pub(crate) next_logits: Option<usize>,
     /// No step has tokens from both sides of this position.
     pub(crate) split: Option<usize>,
+    /// How many of the tokens are its prompt.
+    pub(crate) prompt: usize,
+    /// Leading pages that the prefix cache has, and the key of the last of them.
+    pub(crate) shared: (usize, u64),
     /// It has been admitted at least once.
     pub(crate) started: bool,
 }
@@ -158,6 +162,13 @@ impl Sequence {
             1 => self.tokens.len(),
             _ => self.tokens.len() / rows * rows,
         }
+    }
+
+    /// Most leading tokens whose K and V may come from another sequence: at least one token stays to be run, and every
+    /// token whose logits are wanted, or that is behind its split.
+    pub(crate) fn adoptable(&self) -> usize {
+        let most = [Some(self.tokens.len().saturating_sub(1)), self.next_logits, self.split];
+        most.into_iter().flatten().min().unwrap_or(0)
     }
 
     /// Chooses the token that comes next from its logits; or says why there is none.

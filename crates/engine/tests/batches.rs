@@ -584,3 +584,33 @@ fn a_constraint_decides_what_may_come() {
     engine.forget_prefixes();
     assert_eq!(engine.pages(), (8, 8));
 }
+
+#[test]
+fn a_beginning_that_is_being_computed_is_computed_once() {
+    let options = Options { context: 256, sequences: 4, rows: 48, ..Options::default() };
+    let mut engine = engine(options);
+    // 100 tokens in common, three pages of them full.
+    let request = |last: u32, logits_from| {
+        let prompt = (0..100).map(|t| t % 7).chain([last; 8]).collect();
+        Request { prompt, predict: Some(20), logits_from, ..Request::default() }
+    };
+    let all: Vec<Request> = (10..14).map(|t| request(t, None)).chain([request(10, Some(40))]).collect();
+    let ids: Vec<SequenceId> = all.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+    let (mut outcomes, mut cached) = (HashMap::new(), HashMap::new());
+    while !engine.is_idle() {
+        let events = engine.step(&mut |_| ()).unwrap();
+        cached.extend(events.iter().filter_map(|e| match e {
+            Event::Started { sequence, cached } => Some((*sequence, *cached)),
+            _ => None,
+        }));
+        record(&mut outcomes, events);
+    }
+    // Of the last one all logits from token 40 on are wanted, so one page is all it can take.
+    assert_eq!(ids.iter().map(|id| cached[id]).collect::<Vec<_>>(), [0, 96, 96, 96, 32]);
+    for (request, id) in all.iter().zip(&ids) {
+        assert_eq!(outcomes[id], solo(request, engine.context()));
+    }
+    engine.forget_prefixes();
+    let (free, pages) = engine.pages();
+    assert_eq!(free, pages);
+}

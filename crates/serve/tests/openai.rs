@@ -306,6 +306,11 @@ fn a_known_beginning_is_not_computed_again() {
     assert!(cached >= tokens("prompt_tokens") - 32 && cached < tokens("prompt_tokens"), "{second}");
     assert_eq!(first["choices"], second["choices"], "and gives the same answer");
     assert_eq!(server.metric("vllm:prefix_cache_hits"), cached as f64);
+    // Nor is it by answers that begin together: three of the four take all full pages from the first one.
+    let together = completion(json!({"prompt": "another tale of the land. ".repeat(12), "n": 4, "max_tokens": 4}));
+    let usage = server.post("/v1/completions", &together).ok()["usage"].clone();
+    let pages = (usage["prompt_tokens"].as_u64().expect("a number") - 1) / 32;
+    assert_eq!(server.metric("vllm:prefix_cache_hits"), (cached + 3 * 32 * pages) as f64);
 }
 
 /// Path, what to add to a good request, status, `param`, `code`, and what the message says.

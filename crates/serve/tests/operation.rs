@@ -56,6 +56,35 @@ fn a_client_that_leaves_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_thousand_clients_that_leave_leave_nothing_behind() {
+    let server = serve(Setup { parallel: 8, pages: Some(8 * 64), ..LONG });
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let server = &server;
+            scope.spawn(move || {
+                for i in 0..125 {
+                    let body = endless(json!({"prompt": "word ".repeat(1 + i % 40), "seed": i, "max_tokens": 2000, "n": 1 + thread % 2}));
+                    let mut response = server.open("/v1/completions", &body);
+                    assert_eq!(response.status, 200);
+                    // Some leave at once, some after a few tokens.
+                    for _ in 0..i % 4 {
+                        response.event().expect("an event");
+                    }
+                }
+            });
+        }
+    });
+    server.wait_until("nothing is held", nothing_is_held);
+    let ended = |how: &str| {
+        server.metric(&format!("vllm:request_success_total{{model_name=\"tiny\",finished_reason=\"{how}\"}}"))
+    };
+    assert_eq!(["stop", "length", "abort", "error"].map(ended).iter().sum::<f64>(), 1500.0);
+    assert!(ended("abort") > 1000.0 && ended("error") == 0.0);
+    let quick = json!({"prompt": "x", "max_tokens": 8, "ignore_eos": true});
+    assert_eq!(server.post("/v1/completions", &quick).ok()["usage"]["completion_tokens"], 8);
+}
+
+#[test]
 fn one_choice_may_stop_while_the_others_go_on() {
     let server = serve(LONG);
     // Each choice has its own text; most letters come up soon in one of them.
