@@ -59,6 +59,11 @@ fn quantized(device: &mut dyn Device, types: &[KvTypes], heads: u32, kv_heads: u
 
 #[test]
 fn quantized_in_the_interpreter() {
+    for types in QUANTIZED {
+        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: Some(40) };
+        let mut device = InterpretedDevice::new(gpu_caps(64), 7);
+        attention_of_prompts_in(&mut device, spec, types, Some("attention_matrices"));
+    }
     for (i, (heads, kv_heads, head_dim, subgroup)) in [(4, 2, 64, 8), (2, 1, 96, 32)].into_iter().enumerate() {
         let mut device = InterpretedDevice::new(gpu_caps(subgroup), head_dim as u64);
         quantized(&mut device, &QUANTIZED[2 * i..2 * i + 2], heads, kv_heads, head_dim);

@@ -5,6 +5,7 @@
 //! read:    words of integers ─► (integer - zero) · scale
 //! ```
 
+use super::halve;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
 use zinc_ir::plan::{KV_BLOCK, KvType, PAGE_TOKENS};
 
@@ -89,6 +90,17 @@ impl<'b> Cache<'b> {
                 (0..count / 4).map(quad).collect()
             }
         }
+    }
+
+    /// Eight elements of a line as halves, two in each of four words, from `8 · word` on.
+    pub(super) fn load_halves(&self, b: &'b Builder, line: Line<'b>, word: Val<'b>) -> Val<'b> {
+        if self.ty == KvType::F16 {
+            return b.load_at(Type::U32X4, self.base, line.values + word * 16, 0, 16, true);
+        }
+        let quads = self.load(b, line, word * 8, 8);
+        let pair = |quad: Val<'b>| halve::rounded(b, quad).bitcast(Type::Vec(Scalar::U32, 2));
+        let [low, high] = [pair(quads[0]), pair(quads[1])];
+        b.compose(&[low.lane(0), low.lane(1), high.lane(0), high.lane(1)])
     }
 
     /// Four elements of a line, from `4 · quad` on.

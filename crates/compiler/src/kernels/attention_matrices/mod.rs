@@ -50,7 +50,7 @@ const PADDING: u32 = 8;
 /// Accumulators are left alone where no maximum of the subgroup has risen.
 const SKIP_RESCALING: bool = true;
 /// The next chunk is loaded into registers while this one is computed, if a lane's part of it is at most so many words of
-/// 16 bytes. Otherwise, about as many are on their way at once.
+/// 16 bytes and halves already. Otherwise, about as many are on their way at once.
 const PREFETCH: u32 = 8;
 
 /// Where tiles have so few rows, finding a run is written out: all loads at once.
@@ -161,7 +161,9 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let (value, _) = halved.unwrap_or((node, node));
     let Op::Attention { append, spec, .. } = f.op(value) else { return None };
     let cached = matches!(f.op(*append), Op::KvAppend { .. });
-    let halves = f.ctx.choices.act != ActPrecision::F32 && f.ctx.kv.types == KvType::F16.into();
+    // K and V in singles are not to be rounded.
+    let singles = [f.ctx.kv.types.k, f.ctx.kv.types.v].contains(&KvType::F32);
+    let halves = f.ctx.choices.act != ActPrecision::F32 && !singles;
     let tiles = !f.ctx.caps.native && !attention::row_by_row(f.ctx);
     let wanted = tiles && cached && halves && f.ctx.choices.matrices;
     let able = wanted && Tile::choose(f.ctx.caps, spec, f.ctx.rows(node)).is_some();
@@ -177,7 +179,8 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tile = Tile::choose(ctx.caps, &spec, rows).ok_or_else(|| ctx.unsupported(node, "no tile fits"))?;
     let per_tile = tile.rows(spec.heads / spec.kv_heads);
     let AttentionSpec { heads, kv_heads, head_dim, .. } = spec;
-    let name = format!("attention_matrices_{heads}x{kv_heads}x{head_dim}_{}x{}", tile.queries(), tile.chunk);
+    let (kv, queries, chunk) = (attention::kv_words(ctx), tile.queries(), tile.chunk);
+    let name = format!("attention_matrices_{heads}x{kv_heads}x{head_dim}_{kv}_{queries}x{chunk}");
     // Each row may be a run of its own.
     let several = ctx.bucket.sequences > 1;
     let grid = [rows.div_ceil(per_tile), kv_heads, if several { per_tile } else { 1 }];

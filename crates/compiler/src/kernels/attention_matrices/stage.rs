@@ -6,10 +6,10 @@
 //! ```
 
 use super::{Kernel, PREFETCH, Run};
-use zinc_ir::kernel::{MatrixMemory, Type, Val};
-use zinc_ir::plan::PAGE_TOKENS;
+use zinc_ir::kernel::{MatrixMemory, Val};
+use zinc_ir::plan::{KvType, PAGE_TOKENS};
 
-/// What a lane brings at once: a word (8 elements of a token) of K, or of V; of V to be transposed those of two tokens.
+/// What a lane brings at once: a word (8 elements of a token, as halves) of K, or of V; of V to be transposed those of two tokens.
 #[derive(Clone, Copy)]
 struct Item {
     of_values: bool,
@@ -19,8 +19,7 @@ struct Item {
 
 /// Where a chunk's tokens are.
 struct Source<'b> {
-    /// Line of token 0 of its page and KV head.
-    lines: Val<'b>,
+    page: Val<'b>,
     first: Val<'b>,
     /// Lowest and highest token that the run sees: those beyond repeat one of them.
     lowest: Val<'b>,
@@ -30,7 +29,9 @@ struct Source<'b> {
 impl<'b> Kernel<'b> {
     /// The lane's part of a chunk is small enough to wait in registers.
     pub(super) fn prefetches(&self) -> bool {
-        self.items().iter().map(|item| self.words(item.of_values)).sum::<u32>() <= PREFETCH
+        // What is not halves is converted at once, which would wait for it.
+        let halves = self.io.types == KvType::F16.into();
+        halves && self.items().iter().map(|item| self.words(item.of_values)).sum::<u32>() <= PREFETCH
     }
 
     /// This lane's words of a chunk.
@@ -88,18 +89,20 @@ impl<'b> Kernel<'b> {
         // A chunk behind the last is asked for, too: it is the last once more.
         let first = first.min(last / chunk * chunk);
         let page = self.word(self.io.pages, run.sequence * self.pages_per_sequence + first / PAGE_TOKENS);
-        let lines = (page * self.spec.kv_heads + b.tile(1)) * PAGE_TOKENS;
-        Source { lines, first, lowest: run.sees[0], last }
+        Source { page, first, lowest: run.sees[0], last }
     }
 
     fn fetch_item(&self, source: &Source<'b>, item: Item) -> Vec<Val<'b>> {
         let (b, t) = (self.b, &self.tile);
-        let (width, area) = if item.of_values { (t.widths[1], self.io.v) } else { (t.widths[0], self.io.k) };
+        let (width, cache) = match item.of_values {
+            true => (t.widths[1], self.io.v(&self.spec)),
+            false => (t.widths[0], self.io.k(&self.spec)),
+        };
         let place = self.place(item);
         let place = if self.is_whole(item) { place } else { place.min(b.u32(self.count(item.of_values) - 1)) };
         let load = |local: Val<'b>, word: Val<'b>| {
             let token = (source.first + local).max(source.lowest).min(source.last) % PAGE_TOKENS;
-            b.load_at(Type::U32X4, area, ((source.lines + token) * width + word * 8) * 2, 0, 16, true)
+            cache.load_halves(b, cache.line(source.page, b.tile(1), token), word)
         };
         if self.words(item.of_values) == 1 {
             return vec![load(place / (width / 8), place % (width / 8))];
