@@ -21,7 +21,7 @@ fn interpreter() {
         let (subgroup, act) = ([8, 32][i % 2], [ActPrecision::F32, ActPrecision::F16][i / 2]);
         let mut device = InterpretedDevice::new(gpu_caps(subgroup), 7);
         let sizes: [&[usize]; 4] = [&[32], &[1, 7, 3], &[7], &[19, 1]];
-        let kv = [KvType::Q8_0, KvType::F16][(i + 1) / 2 % 2];
+        let kv = [KvType::Q8_0, KvType::F16][i.div_ceil(2) % 2];
         invariant(&mut device, path, choices(act), kv, 20, &sizes, 1);
     }
 }
