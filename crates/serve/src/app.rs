@@ -8,14 +8,14 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::runner::{Command, Snapshot, most_updates};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 use zinc_text::TextStart;
 
 /// A server's state.
 pub(crate) struct App {
-    pub(crate) keys: Keys,
+    keys: RwLock<Keys>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) max_body: usize,
     snapshot: Arc<Mutex<Snapshot>>,
@@ -40,7 +40,7 @@ impl App {
         // tokio's own limit is beyond what memory could hold.
         let most = most.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         App {
-            keys,
+            keys: RwLock::new(keys),
             metrics,
             max_body,
             snapshot,
@@ -56,6 +56,22 @@ impl App {
     /// The model is there.
     pub(crate) fn set_model(&self, model: Model) {
         self.model.set(Arc::new(model)).ok();
+    }
+
+    /// Does this key open the server? `None`: no key came.
+    pub(crate) fn admits(&self, key: Option<&str>) -> bool {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.is_open() || key.is_some_and(|key| keys.admit(key))
+    }
+
+    /// Takes other keys from now on. None at all are refused where there were some: a closed server stays closed.
+    pub(crate) fn set_keys(&self, keys: Keys) -> bool {
+        let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let opens = keys.is_open() && !current.is_open();
+        if !opens {
+            *current = keys;
+        }
+        !opens
     }
 
     /// From now on there are no new answers.

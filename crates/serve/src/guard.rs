@@ -61,11 +61,9 @@ fn same_site(headers: &HeaderMap) -> bool {
 
 /// Lets only those in who have a key, if there are keys.
 pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
-    if app.keys.is_open() {
-        return next.run(request).await;
-    }
-    match key(request.headers()) {
-        Some(key) if app.keys.admit(key) => next.run(request).await,
+    let key = key(request.headers());
+    match key {
+        key if app.admits(key) => next.run(request).await,
         Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
         None => ApiError::unauthorized("an API key is needed, in a header `Authorization: Bearer KEY`").into_response(),
     }

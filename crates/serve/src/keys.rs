@@ -4,6 +4,7 @@
 //! nothing about a key.
 
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 
 /// The keys that open a server; without any, it is open.
@@ -13,6 +14,28 @@ pub struct Keys(Vec<[u8; 32]>);
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Keys({})", self.0.len())
+    }
+}
+
+/// Reads the keys anew, where they come from a file.
+#[derive(Clone)]
+pub struct Reload(Arc<dyn Fn() -> Result<Keys, String> + Send + Sync>);
+
+impl Reload {
+    /// Takes what reads them; its error goes to the log.
+    pub fn new(read: impl Fn() -> Result<Keys, String> + Send + Sync + 'static) -> Reload {
+        Reload(Arc::new(read))
+    }
+
+    /// Reads them.
+    pub(crate) fn read(&self) -> Result<Keys, String> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Reload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reload")
     }
 }
 

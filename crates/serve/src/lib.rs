@@ -28,7 +28,7 @@ mod signals;
 mod sse;
 mod tools;
 
-pub use keys::{KeyError, Keys};
+pub use keys::{KeyError, Keys, Reload};
 pub use logging::{LogFormat, log_to_stderr};
 pub use model::Loaded;
 
@@ -57,6 +57,8 @@ pub struct Config {
     pub port: u16,
     /// Who may ask.
     pub keys: Keys,
+    /// Reads the keys anew on SIGHUP, if signals are taken over; the old ones stay where that fails.
+    pub reload: Option<Reload>,
     /// Listen on an address that others can reach even though there are no keys.
     pub allow_anyone: bool,
     /// Most sequences that run or wait; what is above is refused.
@@ -209,6 +211,9 @@ impl Server {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
             if config.signals {
                 tokio::spawn(signals::obey(stop));
+                if let Some(reload) = config.reload.clone() {
+                    tokio::spawn(signals::reload(reload, app.clone()));
+                }
             }
             listener::listen(listener, routes(&app), &app, stages, config.grace).await;
             Ok(())

@@ -1,6 +1,9 @@
-//! Ctrl-C and SIGTERM.
+//! Ctrl-C and SIGTERM end the server, SIGHUP has it read its keys anew.
 
 use crate::Stop;
+use crate::app::App;
+use crate::keys::Reload;
+use std::sync::Arc;
 
 /// Lets the server end at the first signal, and ends the process at the second: a step of a long prompt can take a while.
 pub(crate) async fn obey(stop: Stop) {
@@ -10,6 +13,24 @@ pub(crate) async fn obey(stop: Stop) {
     signal().await;
     std::process::exit(130);
 }
+
+/// Reads the keys anew at every SIGHUP.
+#[cfg(unix)]
+pub(crate) async fn reload(reload: Reload, app: Arc<App>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        match reload.read().map(|keys| app.set_keys(keys)) {
+            Ok(true) => tracing::info!("the keys were read anew"),
+            Ok(false) => tracing::error!("there are no keys any more; the old ones stay"),
+            Err(error) => tracing::error!(error, "the keys cannot be read; the old ones stay"),
+        }
+    }
+}
+
+/// There is no SIGHUP here.
+#[cfg(not(unix))]
+pub(crate) async fn reload(_: Reload, _: Arc<App>) {}
 
 /// Waits for a signal. Where one cannot be taken over it does what it always does.
 #[cfg(unix)]

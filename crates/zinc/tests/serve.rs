@@ -73,6 +73,35 @@ fn ends_when_it_is_told_to() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn reads_its_keys_anew() {
+    let file = scratch("reload").join("keys");
+    std::fs::write(&file, "sk-old\n").expect("written");
+    let served = Served::start(&[&model("llama"), "--api-key-file", &file.display().to_string()]);
+    let opens = |key: &str| {
+        ureq::get(format!("{}/v1/models", served.base)).header("Authorization", format!("Bearer {key}")).call().is_ok()
+    };
+    let hang_up = || {
+        let kill = format!("kill -HUP {}", served.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+    };
+    assert!(opens("sk-old") && !opens("sk-new"));
+    std::fs::write(&file, "sk-new\n").expect("written");
+    assert!(opens("sk-old"), "not before it is told");
+    let start = Instant::now();
+    while !opens("sk-new") {
+        assert!(start.elapsed() < Duration::from_secs(30), "the new key never opens");
+        hang_up();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!opens("sk-old"));
+    std::fs::write(&file, "# all gone\n").expect("written");
+    hang_up();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(opens("sk-new") && !opens("sk-old") && !opens(""), "it does not open by itself");
+}
+
 #[test]
 fn answers_under_the_names_it_is_given() {
     let served = Served::start(&[&model("llama"), "--alias", "one", "--alias", "two", "--chat-template", "chatml"]);

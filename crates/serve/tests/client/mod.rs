@@ -62,6 +62,7 @@ pub(crate) fn config(setup: Setup) -> Config {
         host: "127.0.0.1".into(),
         port: 0,
         keys: Keys::default(),
+        reload: None,
         allow_anyone: false,
         most_sequences: setup.parallel as usize + setup.queue,
         max_body: 1 << 20,

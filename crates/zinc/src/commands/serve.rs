@@ -12,10 +12,10 @@ use crate::prompt::{self, read_file};
 use crate::session::{Begun, Needs};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zinc_engine::Sampling;
-use zinc_serve::{Config, Keys, Loaded, LogFormat, ServeError, Server, log_to_stderr};
+use zinc_serve::{Config, Keys, Loaded, LogFormat, Reload, ServeError, Server, log_to_stderr};
 
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
 ///
@@ -51,7 +51,7 @@ struct ServerArgs {
     /// see it in the list of processes: better a file
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// Read keys from a file, one a line; lines that begin with # do not count
+    /// Read keys from a file, one a line; lines that begin with # do not count. SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Let anyone who can reach the address use the server without a key
@@ -142,21 +142,18 @@ impl ServedSampling {
 impl ServerArgs {
     fn config(&self) -> Result<Config> {
         let given = Keys::new(self.api_key.iter().map(String::as_str)).map_err(|error| usage(error.to_string()))?;
-        let keys = match &self.api_key_file {
-            None => given,
+        let (keys, reload) = match self.api_key_file.clone() {
+            None => (given, None),
             Some(path) => {
-                let keys = Keys::lines(&read_file(path)?).with_context(|| path.display().to_string())?;
-                if keys.is_open() {
-                    // A server that was meant to be closed must not come up open.
-                    return Err(usage(format!("{} has no keys", path.display())));
-                }
-                given.and(keys)
+                let all = move || keys_of(&path).map(|keys| given.clone().and(keys));
+                (all()?, Some(Reload::new(move || all().map_err(|error| words(&error)))))
             }
         };
         Ok(Config {
             host: self.host.clone(),
             port: self.port,
             keys,
+            reload,
             allow_anyone: self.allow_anyone,
             most_sequences: self.parallel as usize + self.queue as usize,
             max_body: (self.max_request as usize) << 20,
@@ -164,6 +161,13 @@ impl ServerArgs {
             signals: true,
         })
     }
+}
+
+/// The keys of a file.
+fn keys_of(path: &Path) -> Result<Keys> {
+    let keys = Keys::lines(&read_file(path)?).with_context(|| path.display().to_string())?;
+    // A server that was meant to be closed must not come up open.
+    if keys.is_open() { Err(usage(format!("{} has no keys", path.display()))) } else { Ok(keys) }
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
