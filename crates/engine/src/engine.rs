@@ -16,7 +16,7 @@ use crate::pool::KvPool;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Constraint, Event, Finish, Request, Sequence, SequenceId};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use zinc_compiler::{Choices, CompileError};
@@ -158,6 +158,8 @@ pub struct Engine {
     programs: HashMap<Bucket, Program>,
     /// The program that will be needed next.
     ahead: Option<Ahead>,
+    /// Buckets whose programs could not be made ahead: each is tried once.
+    failed: HashSet<Bucket>,
     /// The batch of the next step, if it has been chosen already.
     chosen: Option<Batch>,
     /// Batches that the device has, oldest first.
@@ -220,6 +222,7 @@ impl Engine {
             scheduler: Scheduler::new(limits),
             programs: HashMap::new(),
             ahead: None,
+            failed: HashSet::new(),
             chosen: None,
             flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
             depth,
@@ -451,9 +454,12 @@ impl Engine {
                 }
             }
         }
+        self.failed.extend(self.ahead.take_if(|ahead| ahead.has_failed()).map(|ahead| ahead.bucket));
         let soon = self.scheduler.generating_soon(&self.limits);
-        if let Some(bucket) = soon.filter(|bucket| !self.programs.contains_key(bucket)) {
-            return self.begin(bucket);
+        if let Some(bucket) = soon.filter(|bucket| !self.programs.contains_key(bucket))
+            && self.begin(bucket)
+        {
+            return;
         }
         let Some(batch) = self.flight.back().map(|newest| &newest.batch) else { return };
         let Some(context) = self.limits.next_context(batch.bucket.context) else { return };
@@ -463,15 +469,20 @@ impl Engine {
         }
     }
 
-    /// Begins to make the plan of a bucket, unless there is one on its way, or this one has failed before.
-    fn begin(&mut self, bucket: Bucket) {
-        if self.ahead.as_ref().is_some_and(|ahead| !ahead.has_failed() || ahead.bucket == bucket) {
-            return;
+    /// Begins to make the plan of a bucket, unless there is one on its way, or this one has failed before. Is it this one
+    /// that is on its way now?
+    fn begin(&mut self, bucket: Bucket) -> bool {
+        if let Some(ahead) = &self.ahead {
+            return ahead.bucket == bucket;
+        }
+        if self.failed.contains(&bucket) {
+            return false;
         }
         let (graph, kv, caps) = (self.graph.clone(), self.kv.clone(), self.device.caps().clone());
         let choices = self.choices.clone();
         self.ahead =
             Some(Ahead::start(bucket, move || zinc_compiler::compile(&graph, &kv, bucket, &caps, &choices).ok()));
+        true
     }
 
     /// Takes the choice of the next batch back.

@@ -100,6 +100,7 @@ impl PrefixCache {
             before = this;
         }
         sequence.cached = sequence.pages.len() * PAGE;
+        sequence.shared = (sequence.pages.len(), before);
     }
 
     /// Pages that evicting everything would free.

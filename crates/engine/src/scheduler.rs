@@ -147,9 +147,12 @@ impl Scheduler {
         }
     }
 
-    /// Forgets the K and V kept from sequences that have ended.
+    /// Forgets the K and V kept from sequences that have ended. Those that run share theirs anew, from the first page on.
     pub(crate) fn forget_prefixes(&mut self, pool: &mut KvPool) {
         self.prefixes.clear(pool);
+        for sequence in &mut self.running {
+            sequence.shared = (0, 0);
+        }
     }
 
     /// Puts the next step's work into `batch`; false when there is nothing to do. With `ahead`, the result of the batch
@@ -342,7 +345,7 @@ impl Scheduler {
                 if reason == Finish::NoNumbers {
                     release_pages(&mut sequence, pool);
                     // What it has shared is no better than what it gave.
-                    self.prefixes.clear(pool);
+                    self.forget_prefixes(pool);
                 }
                 // What it computed stays at hand for a later one that begins the same.
                 self.prefixes.keep(sequence, pool);
@@ -455,3 +458,6 @@ fn take_output(
     events.push(Event::Token { sequence: id, token });
     (sequence.tokens.len() >= sequence.limit).then_some(sequence.limit_reason)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use zinc_engine::{Engine, Event, Finish, Options, Request, Sampling, SequenceId, argmax};
 use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::{AttentionSpec, Graph, WeightId};
@@ -46,6 +46,8 @@ struct Watch {
     calls: AtomicUsize,
     /// Plans for more context than this are refused; 0: none.
     refuses: AtomicUsize,
+    /// Plans that give outputs are refused.
+    refuses_outputs: AtomicBool,
     /// Plans refused.
     refused: AtomicUsize,
 }
@@ -107,6 +109,10 @@ impl Device for FakeDevice {
         if most > 0 && plan.bucket.context as usize > most {
             self.watch.refused.fetch_add(1, Ordering::Relaxed);
             return Err(DeviceError::Unsupported("so much context".into()));
+        }
+        if plan.bucket.outputs > 0 && self.watch.refuses_outputs.load(Ordering::Relaxed) {
+            self.watch.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(DeviceError::Unsupported("outputs".into()));
         }
         self.programs.push(plan.clone());
         Ok(ProgramId(self.programs.len() as u32 - 1))
@@ -460,6 +466,31 @@ fn the_program_of_a_batch_is_there_when_its_prompts_have_been_read() {
         engine.step(&mut |_| ()).unwrap();
     }
     assert!(generating > 5, "16 rows are more than the 12 sequences there can be: {generating}");
+}
+
+#[test]
+fn a_program_that_cannot_be_made_ahead_does_not_keep_others_from_it() {
+    let watch = Arc::new(Watch::default());
+    let mut engine = watched(Options { context: 1024, rows: 32, in_flight: Some(2), ..Options::default() }, &watch);
+    watch.refuses_outputs.store(true, Ordering::Relaxed);
+    let request = Request { prompt: vec![1; 600], predict: Some(5), ..Request::default() };
+    let id = engine.submit(request.clone()).unwrap();
+    let mut outcomes = HashMap::new();
+    while engine.ran().is_none_or(|ran| ran.position < 512) {
+        // Time for the thread that makes the plans.
+        std::thread::sleep(std::time::Duration::from_millis(if engine.programs() < 2 { 50 } else { 0 }));
+        let (first, before) = (engine.ran().is_none(), engine.programs());
+        engine.prepare_step(&mut |_| ()).unwrap();
+        assert!(first || engine.programs() == before, "a step of the prompt waited for its program");
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    assert_eq!(engine.programs(), 2, "for 256 and for 1024 tokens");
+    assert_eq!(watch.refused.load(Ordering::Relaxed), 1, "the one that generates is tried once");
+    watch.refuses_outputs.store(false, Ordering::Relaxed);
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    }
+    assert_eq!(outcomes[&id], solo(&request, 1024));
 }
 
 /// All outcomes of some requests, submitted at once.
