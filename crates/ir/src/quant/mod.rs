@@ -278,6 +278,50 @@ impl<'b> Weights<'b> {
     }
 }
 
+impl<'b> Weights<'b> {
+    /// The weights as halves, two to a word, eight to a piece of 16 bytes. Bytes become halves by way of the bits of
+    /// 1024 + byte; scale and bias are rounded to halves before the one operation that applies both.
+    pub fn halves(&self, b: &'b Builder) -> [Val<'b>; 2] {
+        let words: Vec<Val<'b>> = match self {
+            Weights::Floats(quads) => quads.iter().flat_map(|q| words_of(q.to(Scalar::F16))).collect(),
+            Weights::Bytes { packed, signed, scale, bias } => {
+                let scale = scale.to(Scalar::F16).splat(2);
+                let bias = bias.map(|bias| bias.to(Scalar::F16).splat(2));
+                packed.iter().flat_map(|word| scaled_halves(b, *word, *signed, scale, bias)).collect()
+            }
+        };
+        [0, 4].map(|i| b.compose(&words[i..i + 4]))
+    }
+}
+
+/// Four halves as two words.
+fn words_of(quad: Val<'_>) -> [Val<'_>; 2] {
+    let words = quad.bitcast(Type::Vec(Scalar::U32, 2));
+    [words.lane(0), words.lane(1)]
+}
+
+/// `scale · byte + bias` of the four bytes of a word, in order, two halves to a word.
+fn scaled_halves<'b>(
+    b: &'b Builder,
+    word: Val<'b>,
+    signed: bool,
+    scale: Val<'b>,
+    bias: Option<Val<'b>>,
+) -> [Val<'b>; 2] {
+    // 0x6400 is 1024, whose neighbours are 1 apart: OR-ing a byte in adds it. Signed bytes are moved up by 128.
+    let (word, zero) = if signed { (word ^ 0x8080_8080u32, 0x6480) } else { (word, 0x6400) };
+    let pair = Type::Vec(Scalar::F16, 2);
+    let [even, odd] = [word, word >> 8].map(|w| {
+        let level = (w & 0x00ff_00ffu32 | 0x6400_6400u32).bitcast(pair) - b.f16_bits(zero).splat(2);
+        let value = match bias {
+            Some(bias) => b.fma(level, scale, bias),
+            None => level * scale,
+        };
+        value.bitcast(Type::U32)
+    });
+    [even & 0xffff | odd << 16, even >> 16 | odd & 0xffff_0000u32]
+}
+
 /// Spreads the low four bits of each word in `bits` to bit 4 of the four bytes of a word.
 fn fifth_bits<'b>(bits: Val<'b>) -> Val<'b> {
     (((bits & 0xf) * 0x0020_4081) & 0x0101_0101) << 4

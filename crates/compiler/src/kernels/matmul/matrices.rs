@@ -5,15 +5,16 @@
 //! weights[features][units·32] ─B (k×n, column-major)┴─mul_add─► Acc (m×n) ─► shared ─epilogue─► y
 //! ```
 //!
-//! With two buffers a step's lines are read, while the last one's are multiplied, into the other half of the shared
-//! memory: one barrier per step. Each subgroup owns a block of accumulators; finished ones go through shared memory,
-//! because which lane holds which element is the driver's secret.
+//! A step reads its lines, waits until the step before is multiplied, and keeps them in shared memory. Nothing is read
+//! ahead: the workgroups that share a compute unit fill each other's gaps, and registers for lines under way would leave
+//! room for fewer of them. Each subgroup owns a block of accumulators; finished ones go through shared memory, because
+//! which lane holds which element is the driver's secret.
 
-use super::stage::{self, Stage};
-use super::{Epilogue, Size, Work, cost};
+use super::stage::Stage;
+use super::{Epilogue, Size};
 use crate::kernels::half_shapes;
 use zinc_ir::device::{Caps, MatrixShape};
-use zinc_ir::kernel::{Builder, MatrixMemory, Scalar, Type, Val};
+use zinc_ir::kernel::{Builder, MatrixMemory, Type, Val};
 use zinc_ir::quant::{Run, UNIT};
 
 /// How a tile is cut: the knobs of this kernel.
@@ -27,8 +28,6 @@ pub(super) struct Tile {
     each: [u32; 2],
     /// Units of columns per step.
     units: u32,
-    /// Steps that the shared memory holds.
-    buffers: u32,
 }
 
 /// What to choose from, largest first: subgroups and accumulators along rows and features.
@@ -38,8 +37,11 @@ const CUTS: &[([u32; 2], [u32; 2])] = &[
     ([2, 2], [4, 4]),
     ([2, 2], [2, 4]),
     ([2, 2], [2, 2]),
+    ([1, 4], [4, 2]),
     ([1, 4], [2, 2]),
+    ([1, 4], [4, 1]),
     ([1, 4], [2, 1]),
+    ([1, 4], [1, 2]),
     ([1, 4], [1, 1]),
     ([1, 2], [1, 1]),
     ([1, 1], [1, 1]),
@@ -70,46 +72,58 @@ impl Tile {
     fn stride(&self) -> u32 {
         self.units * UNIT / EIGHT + 1
     }
-    /// Pieces of one buffer.
-    fn buffer(&self, sets: u32) -> u32 {
-        (sets * self.features() + self.rows()) * self.stride()
-    }
-    /// Pieces of shared memory: the buffers, and afterwards at least one accumulator per subgroup and weight.
+    /// Pieces of shared memory: the lines, and afterwards at least one accumulator per subgroup and weight.
     fn pieces(&self, sets: u32) -> u32 {
-        (self.buffers * self.buffer(sets)).max(self.subgroups() * sets * self.quads())
+        ((sets * self.features() + self.rows()) * self.stride()).max(self.subgroups() * sets * self.quads())
+    }
+    fn lanes(&self) -> u32 {
+        self.subgroups() * self.subgroup
+    }
+    /// Registers of a lane that hold accumulators.
+    fn registers(&self, sets: u32) -> u32 {
+        sets * self.each[0] * self.each[1] * 4 * self.quads() / self.subgroup
     }
 
     /// The cheapest tile that the device can hold, if it has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let shape = half_shapes(caps).filter(|s| s.n.is_multiple_of(4)).max_by_key(volume)?;
-        let tiles = CUTS.iter().flat_map(|&(subgroups, each)| {
-            let depths = [(2, 2), (1, 2), (2, 1), (1, 1)];
-            let tile =
-                move |(units, buffers)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each, units, buffers };
-            depths.map(tile)
-        });
+        let tile = |(&(subgroups, each), units)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each, units };
+        let tiles = CUTS.iter().flat_map(|cut| [2, 1].map(|units| tile((cut, units))));
         tiles.filter(|t| t.fits(caps, size)).min_by_key(|t| t.price(caps, size))
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
-        let registers = size.sets * self.each[0] * self.each[1] * 4 * self.quads() / self.subgroup;
-        self.subgroups() * self.subgroup <= caps.max_workgroup
+        self.lanes() <= caps.max_workgroup
             && (size.cols / UNIT).is_multiple_of(self.units)
-            && (registers <= 128 || self.each == [1, 1])
+            && (self.registers(size.sets) <= 128 || self.each == [1, 1])
             && self.pieces(size.sets) * 16 + size.table_bytes <= caps.max_shared_bytes
     }
 
+    /// Cycles of a launch, as measured on a large card (docs/internals/performance.md): workgroups on one compute unit
+    /// take turns, and one alone waits for its loads.
     fn price(&self, caps: &Caps, size: Size) -> u64 {
-        let [rows, features] = [self.each[0], size.sets * self.each[1]];
-        // Matrix units make about eight multiply-adds per lane and cycle; a load moves its elements once.
-        let multiplies = rows * features * 4 * self.quads() * UNIT / (8 * self.subgroup);
-        let loads = (rows * self.shape.m as u32 + features * self.shape.n as u32) * UNIT / self.subgroup;
-        let lanes = self.subgroups() * self.subgroup;
-        let work = Work { lanes, features: self.features(), rows: self.rows(), sums: multiplies + loads };
-        cost(caps.parallel_tiles, size, &work)
+        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
+        // Registers decide how many workgroups a compute unit holds; a lane needs about this many besides.
+        let registers = (94 + self.registers(size.sets) * 5 / 4).min(255);
+        let resident = (REGISTERS / (registers * self.lanes())).max(1);
+        let tiles = size.features.div_ceil(self.features()) * size.row_tiles(self.rows());
+        let lines = size.sets * self.features();
+        let multiply = lines * self.rows() * UNIT / MULTIPLIES;
+        let step = self.units * (multiply + lines * 2 + self.rows() * (UNIT / EIGHT) / 3);
+        let together = resident.min(tiles.div_ceil(compute_units));
+        let round = (together * step).max(600 + step * 3 / 2);
+        let rounds = tiles.div_ceil(compute_units * resident);
+        rounds as u64 * round as u64 * (size.cols / UNIT / self.units) as u64
     }
 }
+
+/// How many tiles of [`Caps::parallel_tiles`] make one compute unit's share.
+const TILES_PER_UNIT: u32 = 8;
+/// Registers of a compute unit.
+const REGISTERS: u32 = 65536;
+/// Multiply-adds per cycle of a compute unit.
+const MULTIPLIES: u32 = 1024;
 
 pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>) {
     let memory = b.shared("tile", Type::U32X4, t.pieces(s.size.sets));
@@ -121,28 +135,13 @@ pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilog
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let count = s.size.sets * t.each[0] * t.each[1];
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); count as usize];
-    let steps = s.units() / t.units;
-    let sums = match t.buffers {
-        1 => b.for_(b.u32(0), b.u32(steps), 1, &zero, |step, sums| {
-            let lines = tile.read(step);
-            b.barrier();
-            tile.keep(&lines, b.u32(0));
-            b.barrier();
-            tile.multiply(b.u32(0), sums)
-        }),
-        _ => {
-            let buffer = t.buffer(s.size.sets);
-            tile.keep(&tile.read(b.u32(0)), b.u32(0));
-            b.for_(b.u32(0), b.u32(steps), 1, &zero, |step, sums| {
-                b.barrier();
-                // Behind the last step it is read once more; nobody uses that.
-                let lines = tile.read((step + 1).min(b.u32(steps - 1)));
-                let sums = tile.multiply((step & 1) * buffer, sums);
-                tile.keep(&lines, ((step & 1) ^ 1) * buffer);
-                sums
-            })
-        }
-    };
+    let sums = b.for_(b.u32(0), b.u32(s.units() / t.units), 1, &zero, |step, sums| {
+        let lines = tile.read(step);
+        b.barrier();
+        tile.keep(&lines);
+        b.barrier();
+        tile.multiply(sums)
+    });
     b.barrier();
     tile.finish(end, &sums);
 }
@@ -152,7 +151,7 @@ struct Body<'a, 'b> {
     b: &'b Builder,
     t: &'a Tile,
     s: &'a Stage<'a, 'b>,
-    /// The shared memory: weight lines, then input lines, of each buffer.
+    /// The shared memory: weight lines, then input lines.
     memory: u32,
     /// This subgroup's place along rows and features.
     place: [Val<'b>; 2],
@@ -205,42 +204,41 @@ impl<'b> Body<'_, 'b> {
         Lines { weights, inputs: inputs.collect() }
     }
 
-    /// Keeps what was read in the shared memory from piece `buffer` on.
-    fn keep(&self, lines: &Lines<'b>, buffer: Val<'b>) {
+    /// Keeps what was read in the shared memory.
+    fn keep(&self, lines: &Lines<'b>) {
         let (b, units, stride) = (self.b, self.t.units, self.t.stride());
         for ((i, real), runs) in self.weight_items().into_iter().zip(&lines.weights) {
-            let at = buffer + i / units * stride + i % units * (UNIT / EIGHT);
-            let halves = runs.iter().flat_map(|run| run.weights.values(b)).map(|quad| quad.to(Scalar::F16));
-            let halves: Vec<Val<'b>> = halves.collect();
+            let at = i / units * stride + i % units * (UNIT / EIGHT);
+            let pieces: Vec<Val<'b>> = runs.iter().flat_map(|run| run.weights.halves(b)).collect();
             b.if_(real, || {
-                for (p, two) in (0..).zip(halves.chunks_exact(2)) {
-                    b.shared_store(self.memory, at + p, stage::pack(b, [two[0], two[1]]));
+                for (p, piece) in (0..).zip(pieces) {
+                    b.shared_store(self.memory, at + p, piece);
                 }
             });
         }
         let pieces = units * (UNIT / EIGHT);
         for ((i, real), eight) in self.input_items().into_iter().zip(&lines.inputs) {
-            let at = buffer + (i / pieces + self.s.weight_lines()) * stride + i % pieces;
+            let at = (i / pieces + self.s.weight_lines()) * stride + i % pieces;
             b.if_(real, || b.shared_store(self.memory, at, *eight));
         }
     }
 
-    /// Adds the columns in the buffer at piece `buffer` to the sums `[set][row block][feature block]`, in order.
-    fn multiply(&self, buffer: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Adds the columns in the shared memory to the sums `[set][row block][feature block]`, in order.
+    fn multiply(&self, sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let k = self.t.shape.k as u32;
         let steps = 0..self.t.units * UNIT / k;
-        let multiply = || steps.fold(sums.to_vec(), |sums, step| self.multiply_step(buffer, step * k, &sums));
+        let multiply = || steps.fold(sums.to_vec(), |sums, step| self.multiply_step(step * k, &sums));
         match self.busy {
             Some(busy) => self.b.if_else(busy, multiply, || sums.to_vec()),
             None => multiply(),
         }
     }
 
-    fn multiply_step(&self, buffer: Val<'b>, col: u32, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    fn multiply_step(&self, col: u32, sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let (b, t, s) = (self.b, self.t, self.s);
         let [a, bt, _] = Caps::matrix_types(t.shape);
         let load = |ty, line: Val<'b>, column_major| {
-            let index = (buffer + line * t.stride() + col / EIGHT).value();
+            let index = (line * t.stride() + col / EIGHT).value();
             b.matrix_load(ty, MatrixMemory::Shared { array: self.memory, index }, b.u32(t.stride()), column_major)
         };
         let [m, n] = [t.shape.m as u32, t.shape.n as u32];

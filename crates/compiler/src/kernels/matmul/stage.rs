@@ -115,11 +115,6 @@ impl<'b> Stage<'_, 'b> {
 
 /// Eight inputs as halves in four words.
 fn words<'b>(b: &'b Builder, quads: [Val<'b>; 2]) -> Val<'b> {
-    pack(b, quads.map(|q| halve::rounded(b, q)))
-}
-
-/// Two quads of halves in four words.
-pub(super) fn pack<'b>(b: &'b Builder, quads: [Val<'b>; 2]) -> Val<'b> {
-    let [low, high] = quads.map(|q| q.bitcast(Type::Vec(Scalar::U32, 2)));
+    let [low, high] = quads.map(|q| halve::rounded(b, q).bitcast(Type::Vec(Scalar::U32, 2)));
     b.compose(&[low.lane(0), low.lane(1), high.lane(0), high.lane(1)])
 }
