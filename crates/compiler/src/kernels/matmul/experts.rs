@@ -296,7 +296,7 @@ impl Product<'_> {
                     ragged: [!size.features.is_multiple_of(way.features()), true],
                 };
                 tables::fill_small(b, weight, way.lanes(ctx));
-                way.body(b, &stage, &end);
+                way.body(b, &stage, &end, None);
             });
         })
     }

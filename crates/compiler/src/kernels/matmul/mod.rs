@@ -12,9 +12,10 @@
 mod experts;
 mod fma;
 mod matrices;
+mod narrow;
 mod stage;
 
-use super::args::{Args, single};
+use super::args::{Args, launch};
 use super::{dot, halve, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
@@ -139,7 +140,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let name =
         format!("{}_{format}_{}x{}x{}_{}", region.template.name, size.features, size.cols, size.rows, plan.name());
     let grid = plan.grid(size);
-    Ok(single(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
+    let tiles = grid[1];
+    let temps: Vec<u64> = plan.temps(tiles);
+    let product = launch(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
         let last_row = b.u32(size.rows - 1);
         let stage = Stage {
             weight,
@@ -153,7 +156,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             x: args.read("x", Operand::Value(parts.source.x)),
             halves: ctx.halves(parts.source.x),
             lines: Lines {
-                first: b.tile(0) * plan.rows(),
+                first: if temps.is_empty() { b.tile(0) * plan.rows() } else { b.u32(0) },
                 last: last_row,
                 picks: parts
                     .source
@@ -163,58 +166,86 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
         };
         let end = Epilogue::new(args, region, &parts, size, last_row, &plan);
+        let slices = (!temps.is_empty()).then(|| narrow::Slices {
+            partial: args.write_read("partial", Operand::Temp(0)),
+            counters: args.read_write("counters", Operand::Counters(tiles)),
+        });
         tables::fill_small(b, weight, plan.lanes(ctx));
-        plan.body(b, &stage, &end);
-    }))
+        plan.body(b, &stage, &end, slices.as_ref());
+    });
+    Ok(Emission { launches: vec![product], temps, cuts: None })
 }
 
 /// How a product is computed.
 enum Way {
     Fma(fma::Tile),
     Matrices(matrices::Tile),
+    Narrow(narrow::Tile),
 }
 
 impl Way {
     /// Matrices where inputs may be rounded to halves and the device has them; else the tile that fills the device.
     fn choose(ctx: &Ctx<'_>, size: Size, exact: bool) -> Option<Way> {
-        let halves = ctx.choices.act != ActPrecision::F32 && !exact;
-        let matrices = (halves && ctx.choices.matrices).then(|| matrices::Tile::choose(ctx.caps, size)).flatten();
-        matrices.map(Way::Matrices).or_else(|| fma::Tile::choose(ctx.caps, size).map(Way::Fma))
+        let halves = ctx.choices.act != ActPrecision::F32 && !exact && ctx.choices.matrices;
+        let narrow = || narrow::Tile::choose(ctx.caps, size).map(Way::Narrow);
+        let matrices = || matrices::Tile::choose(ctx.caps, size).map(Way::Matrices);
+        let fma = || fma::Tile::choose(ctx.caps, size).map(Way::Fma);
+        if halves { narrow().or_else(matrices).or_else(fma) } else { fma() }
     }
     /// Does it round inputs to halves?
     fn takes_halves(&self) -> bool {
-        matches!(self, Way::Matrices(_))
+        !matches!(self, Way::Fma(_))
     }
     fn features(&self) -> u32 {
         match self {
             Way::Fma(t) => t.features(),
             Way::Matrices(t) => t.features(),
+            Way::Narrow(t) => t.features(),
         }
     }
     fn rows(&self) -> u32 {
         match self {
             Way::Fma(t) => t.rows(),
             Way::Matrices(t) => t.rows(),
+            Way::Narrow(t) => t.rows(),
         }
     }
     fn lanes(&self, ctx: &Ctx<'_>) -> u32 {
         match self {
             Way::Fma(t) => t.lanes(),
             Way::Matrices(t) => t.subgroups() * ctx.caps.subgroup_size,
+            Way::Narrow(t) => t.lanes(),
         }
     }
-    fn body<'b>(&self, b: &'b Builder, stage: &Stage<'_, 'b>, end: &Epilogue<'b>) {
+    fn body<'b>(&self, b: &'b Builder, stage: &Stage<'_, 'b>, end: &Epilogue<'b>, slices: Option<&narrow::Slices<'b>>) {
         match self {
             Way::Fma(tile) => fma::body(b, tile, stage, end),
             Way::Matrices(tile) => matrices::body(b, tile, stage, end),
+            Way::Narrow(tile) => narrow::body(b, tile, stage, end, slices),
         }
     }
     fn name(&self) -> String {
-        let form = if matches!(self, Way::Fma(_)) { "fma" } else { "matrices" };
+        let form = match self {
+            Way::Fma(_) => "fma",
+            Way::Matrices(_) => "matrices",
+            Way::Narrow(_) => "narrow",
+        };
         format!("{form}_{}x{}", self.features(), self.rows())
     }
+    /// Tiles along rows, or slices of columns; along features.
     fn grid(&self, size: Size) -> [u32; 3] {
-        [size.rows.div_ceil(self.rows()), size.features.div_ceil(self.features()), 1]
+        let first = match self {
+            Way::Narrow(t) => t.slices(),
+            _ => size.rows.div_ceil(self.rows()),
+        };
+        [first, size.features.div_ceil(self.features()), 1]
+    }
+    /// Scratch for so many tiles along features.
+    fn temps(&self, tiles: u32) -> Vec<u64> {
+        match self {
+            Way::Narrow(t) if t.slices() > 1 => vec![t.handed_over(tiles)],
+            _ => vec![],
+        }
     }
 }
 

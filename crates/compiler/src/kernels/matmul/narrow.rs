@@ -1,0 +1,323 @@
+//! Products of few rows on matrix units: weights stream by, inputs stay.
+//!
+//! ```text
+//! workgroup: some features × all rows × a slice of the columns
+//!     inputs of a chunk of columns ─► shared memory                                       (barrier)
+//!     subgroup: m features: 32·lanes weights ─► its own shared memory ─A (m×k)──────┐     (barrier of the subgroup)
+//!                                   inputs ─B (k×n, column-major)───────────────────┴─mul_add─► Acc (features × rows)
+//! sums of subgroups and slices, in order ─epilogue─► y
+//! ```
+//!
+//! What bounds such a product is how many weights are under way. So subgroups go through their weights without waiting
+//! for each other, as in a mat-vec; columns are divided among the subgroups of a workgroup and, where there are too few
+//! features to fill the device, among workgroups, the last of which adds their sums up.
+
+use super::stage::Stage;
+use super::{Epilogue, Size};
+use crate::kernels::arrival;
+use crate::kernels::half_shapes;
+use crate::kernels::rows::for_items;
+use zinc_ir::device::{Caps, MatrixShape};
+use zinc_ir::kernel::{Builder, MatrixMemory, Type, Val};
+use zinc_ir::plan::COUNTERS;
+use zinc_ir::quant::{Run, UNIT};
+
+/// Most rows that go this way.
+pub(super) const MOST_ROWS: u32 = 64;
+
+/// Halves in an element of the shared memory, which is 16 bytes.
+const EIGHT: u32 = 8;
+/// Elements of a unit.
+const PIECES: u32 = UNIT / EIGHT;
+
+/// How a tile is cut: the knobs of this kernel.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Tile {
+    shape: MatrixShape,
+    subgroup: u32,
+    /// Matrices along rows: `n` rows each.
+    blocks: u32,
+    /// Weights that share the inputs.
+    sets: u32,
+    /// Matrices along features, of each weight: `m` features each.
+    along_features: u32,
+    /// Subgroups that divide the columns of the same features.
+    along_columns: u32,
+    /// Steps whose weights a subgroup reads at once.
+    ahead: u32,
+    /// Units of columns in the shared memory.
+    chunk: u32,
+    /// Workgroups that divide the columns.
+    slices: u32,
+}
+
+impl Tile {
+    pub(super) fn features(&self) -> u32 {
+        self.along_features * self.shape.m as u32
+    }
+    pub(super) fn rows(&self) -> u32 {
+        self.blocks * self.shape.n as u32
+    }
+    pub(super) fn subgroups(&self) -> u32 {
+        self.sets * self.along_features * self.along_columns
+    }
+    pub(super) fn lanes(&self) -> u32 {
+        self.subgroups() * self.subgroup
+    }
+    pub(super) fn slices(&self) -> u32 {
+        self.slices
+    }
+    /// Units of a row that a subgroup decodes in a step, a lane each.
+    fn units(&self) -> u32 {
+        self.subgroup / self.shape.m as u32
+    }
+    /// Pieces from one line of weights to the next: one more than a line, against bank conflicts.
+    fn weight_stride(&self) -> u32 {
+        self.units() * PIECES + 1
+    }
+    fn input_stride(&self) -> u32 {
+        self.chunk * PIECES + 1
+    }
+    /// Pieces of a subgroup's own.
+    fn own(&self) -> u32 {
+        self.shape.m as u32 * self.weight_stride()
+    }
+    /// F32x4 of a subgroup's accumulators.
+    fn quads(&self) -> u32 {
+        self.rows() * self.shape.m as u32 / 4
+    }
+    /// Pieces of shared memory: lines of inputs and weights, and afterwards the accumulators.
+    fn pieces(&self) -> u32 {
+        (self.rows() * self.input_stride() + self.subgroups() * self.own()).max(self.subgroups() * self.quads())
+    }
+    /// F32x4 of a workgroup's sums: of each weight, row and four features.
+    fn sums(&self) -> u32 {
+        self.sets * self.along_features * self.quads()
+    }
+    /// Bytes of what the slices hand over, for so many tiles of features.
+    pub(super) fn handed_over(&self, tiles: u32) -> u64 {
+        if self.slices == 1 { 0 } else { tiles as u64 * self.slices as u64 * self.sums() as u64 * 16 }
+    }
+
+    fn fits(&self, caps: &Caps, size: Size) -> bool {
+        let units = size.cols / UNIT;
+        self.lanes() <= caps.max_workgroup
+            && units.is_multiple_of(self.chunk * self.slices)
+            && self.chunk.is_multiple_of(self.units() * self.along_columns * self.ahead)
+            && self.pieces() * 16 + size.table_bytes <= caps.max_shared_bytes
+            && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
+    }
+
+    /// A tile for so few rows, if the device has half matrices with sums in singles.
+    pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
+        if size.rows > MOST_ROWS || size.groups != 1 {
+            return None;
+        }
+        let usable = |s: &MatrixShape| s.m.is_multiple_of(4) && caps.subgroup_size.is_multiple_of(s.m as u32);
+        let padded = |s: &MatrixShape| size.rows.next_multiple_of(s.n as u32);
+        let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
+        let shape = half_shapes(caps).filter(usable).min_by_key(|s| (padded(s), u32::MAX - volume(s)))?;
+        let blocks = size.rows.div_ceil(shape.n as u32);
+        let tile = |along_features, along_columns, ahead, chunk, slices| Tile {
+            shape,
+            subgroup: caps.subgroup_size,
+            blocks,
+            sets: size.sets,
+            along_features,
+            along_columns,
+            ahead,
+            chunk,
+            slices,
+        };
+        let mut best: Option<(u64, Tile)> = None;
+        for along_features in [8, 4, 2, 1] {
+            for along_columns in [1, 2, 4, 8] {
+                for chunk in [32, 16, 8, 4, 2, 1] {
+                    for slices in 1..=MOST_SLICES {
+                        for ahead in [2, 1] {
+                            let tile = tile(along_features, along_columns, ahead, chunk, slices);
+                            if tile.fits(caps, size) {
+                                let price = tile.price(caps, size);
+                                if best.is_none_or(|(least, _)| price < least) {
+                                    best = Some((price, tile));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        best.map(|(_, tile)| tile)
+    }
+
+    /// Cycles of a launch, roughly.
+    fn price(&self, caps: &Caps, size: Size) -> u64 {
+        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
+        let tiles = size.features.div_ceil(self.features()) * self.slices;
+        let registers = 64 + self.blocks * self.shape.n as u32 * self.shape.m as u32 / self.subgroup + self.ahead * 16;
+        let resident = (65536 / (registers * self.lanes())).min(227 * 1024 / (self.pieces() * 16)).max(1);
+        let units = size.cols / UNIT / self.slices;
+        // Of a compute unit, per tile: decoding, multiplying, inputs from the cache, and what it waits.
+        let decode = units * self.sets * self.features() * 3;
+        let multiply = units * self.sets * self.features() * self.rows() * UNIT / 1024;
+        let inputs = units * self.rows() * UNIT * 2 / 32;
+        let wait =
+            1000 + units.div_ceil(self.chunk) * 800 + units / (self.units() * self.along_columns * self.ahead) * 700;
+        let finish = 300 + if self.slices > 1 { 2000 + self.slices * self.sums() / 8 } else { 0 };
+        let together = resident.min(tiles.div_ceil(compute_units));
+        let round = (together * (decode.max(multiply) + inputs)).max(wait) + finish;
+        tiles.div_ceil(compute_units * resident) as u64 * round as u64
+    }
+}
+
+/// Most workgroups that divide columns among them.
+const MOST_SLICES: u32 = 16;
+/// How many tiles of [`Caps::parallel_tiles`] make one compute unit's share.
+const TILES_PER_UNIT: u32 = 8;
+
+/// What slices need to become one sum.
+pub(super) struct Slices<'b> {
+    /// Sums of slices: `[tile of features][slice][`[`Tile::sums`]`]` of F32x4.
+    pub(super) partial: Val<'b>,
+    pub(super) counters: Val<'b>,
+}
+
+/// Tile (slice, features).
+pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>, slices: Option<&Slices<'b>>) {
+    let memory = b.shared("tile", Type::U32X4, t.pieces());
+    let own = b.subgroup_id() * t.own() + t.rows() * t.input_stride();
+    let place = [b.subgroup_id() / t.along_columns, b.subgroup_id() % t.along_columns];
+    let tile = Body { b, t, s, memory, own, place };
+    let [_, _, acc] = Caps::matrix_types(t.shape);
+    let zero = vec![b.matrix_splat(acc, b.f32(0.0)); t.blocks as usize];
+    let chunks = s.units() / t.chunk / t.slices;
+    let first = b.tile(0) * chunks;
+    let sums = b.for_(b.u32(0), b.u32(chunks), 1, &zero, |chunk, sums| {
+        let first = (first + chunk) * t.chunk;
+        b.barrier();
+        tile.keep_inputs(first);
+        b.barrier();
+        let step = t.units() * t.along_columns * t.ahead;
+        b.for_(b.u32(0), b.u32(t.chunk), step, sums, |unit, sums| tile.steps(first, unit, sums))
+    });
+    tile.finish(end, slices, &sums);
+}
+
+/// A kernel under construction.
+struct Body<'a, 'b> {
+    b: &'b Builder,
+    t: &'a Tile,
+    s: &'a Stage<'a, 'b>,
+    /// The shared memory: lines of inputs, then each subgroup's weights.
+    memory: u32,
+    /// This subgroup's first piece of weights.
+    own: Val<'b>,
+    /// Its place along features (of all weights) and columns.
+    place: [Val<'b>; 2],
+}
+
+impl<'b> Body<'_, 'b> {
+    /// Keeps the inputs of the chunk that starts at unit `first`.
+    fn keep_inputs(&self, first: Val<'b>) {
+        let (b, t, s) = (self.b, self.t, self.s);
+        let pieces = t.chunk * PIECES;
+        for_items(b, s.lanes, t.rows() * pieces, |i| {
+            let (line, unit, piece) = (i / pieces, i / PIECES % t.chunk, i % PIECES);
+            let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
+            let eight = s.eight_halves(b, s.input_row(b, line) + col);
+            b.shared_store(self.memory, line * t.input_stride() + i % pieces, eight);
+        });
+    }
+
+    /// A turn of a subgroup: [`Tile::ahead`] steps from unit `unit` of the chunk on, which starts at unit `first`.
+    fn steps(&self, first: Val<'b>, unit: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, self.t);
+        let (line, within) = (b.lane() / t.units(), b.lane() % t.units());
+        let starts: Vec<Val<'b>> =
+            (0..t.ahead).map(|i| unit + (self.place[1] + i * t.along_columns) * t.units()).collect();
+        let weight_line = self.place[0] * t.shape.m as u32 + line;
+        let read: Vec<[Run<'b>; 2]> =
+            starts.iter().map(|start| self.s.weights(b, weight_line, first + *start + within)).collect();
+        let mut sums = sums.to_vec();
+        for (start, runs) in starts.iter().zip(read) {
+            // The step before has been multiplied.
+            b.subgroup_barrier();
+            let at = self.own + line * t.weight_stride() + within * PIECES;
+            for (p, piece) in (0..).zip(runs.iter().flat_map(|run| run.weights.halves(b))) {
+                b.shared_store(self.memory, at + p, piece);
+            }
+            b.subgroup_barrier();
+            sums = self.multiply(*start, &sums);
+        }
+        sums
+    }
+
+    /// Adds a step's columns, which start at unit `start` of the chunk, to the sums of each block of rows.
+    fn multiply(&self, start: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, self.t);
+        let [a, bt, _] = Caps::matrix_types(t.shape);
+        let (n, k) = (t.shape.n as u32, t.shape.k as u32);
+        let load = |ty, index: Val<'b>, stride: u32, column_major| {
+            let memory = MatrixMemory::Shared { array: self.memory, index: index.value() };
+            b.matrix_load(ty, memory, b.u32(stride), column_major)
+        };
+        let mut sums = sums.to_vec();
+        for col in (0..t.units() * UNIT).step_by(k as usize) {
+            let w = load(a, self.own + col / EIGHT, t.weight_stride(), false);
+            for (block, sum) in (0..).zip(&mut sums) {
+                let at = start * PIECES + (col / EIGHT + block * n * t.input_stride());
+                *sum = b.matrix_mul_add(w, load(bt, at, t.input_stride(), true), *sum);
+            }
+        }
+        sums
+    }
+
+    /// Adds up what the subgroups and the slices have, and hands it to the epilogue.
+    fn finish(&self, end: &Epilogue<'b>, slices: Option<&Slices<'b>>, sums: &[Val<'b>]) {
+        let (b, t) = (self.b, self.t);
+        let per_row = t.shape.m as u32 / 4;
+        b.barrier();
+        for (block, sum) in (0..).zip(sums) {
+            // A column of the accumulator is a row of the result.
+            let index = b.subgroup_id() * t.quads() + block * t.shape.n as u32 * per_row;
+            let memory = MatrixMemory::Shared { array: self.memory, index: index.value() };
+            b.matrix_store(*sum, memory, b.u32(per_row), true);
+        }
+        b.barrier();
+        // Item (set, features, row, four features), summed over the subgroups that share its columns.
+        let of_subgroups = |item: Val<'b>| {
+            let (place, quad) = (item / t.quads(), item % t.quads());
+            let at = |column: u32| (place * t.along_columns + column) * t.quads() + quad;
+            let part = |column| b.shared_load(self.memory, at(column)).bitcast(Type::F32X4);
+            (0..t.along_columns).map(part).reduce(|sum, x| sum + x).expect("subgroups")
+        };
+        let Some(slices) = slices else { return self.store(end, of_subgroups) };
+        let tile = b.tile(1) * t.slices;
+        for_items(b, self.s.lanes, t.sums(), |item| {
+            b.store(slices.partial, ((tile + b.tile(0)) * t.sums() + item) * 16, of_subgroups(item), 16);
+        });
+        arrival::last(b, slices.counters, b.tile(1), t.slices, || {
+            self.store(end, |item| {
+                let part = |slice: Val<'b>| {
+                    let at = ((tile + slice) * t.sums() + item) * 16;
+                    b.load_at(Type::F32X4, slices.partial, at, 0, 16, false)
+                };
+                let first = part(b.u32(0));
+                (1..t.slices).fold(first, |sum, slice| sum + part(b.u32(slice)))
+            });
+        });
+    }
+
+    /// Hands the sums of all items to the epilogue.
+    fn store(&self, end: &Epilogue<'b>, sum: impl Fn(Val<'b>) -> Val<'b>) {
+        let (b, t) = (self.b, self.t);
+        let per_row = t.shape.m as u32 / 4;
+        for_items(b, self.s.lanes, t.along_features * t.quads(), |item| {
+            let of_sets: Vec<Val<'b>> =
+                (0..t.sets).map(|set| sum(item + set * (t.along_features * t.quads()))).collect();
+            let (place, quad) = (item / t.quads(), item % t.quads());
+            let feature = self.s.first_feature + place * t.shape.m as u32 + quad % per_row * 4;
+            end.store(b, feature, self.s.lines.first + quad / per_row, &of_sets);
+        });
+    }
+}
