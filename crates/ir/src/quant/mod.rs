@@ -70,7 +70,7 @@ pub struct QuantFormat {
     /// Emits the loads and unpacking of one unit.
     pub emit_unit: for<'b> fn(&Unit<'b>) -> [Run<'b>; 2],
     /// Emits two units that share loads or scales, where that is cheaper than one by one; [`Unit::sub`] then counts
-    /// pairs.
+    /// pairs. Runs 0 and 2 are those of the first unit (with [`Unit::turn`] 0), 1 and 3 of the second.
     pub emit_pair: Option<for<'b> fn(&Unit<'b>) -> [Run<'b>; 4]>,
 }
 

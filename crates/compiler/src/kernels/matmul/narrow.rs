@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! workgroup: some features × all rows × a slice of the columns
-//!     inputs of a chunk of columns ─► shared memory                                       (barrier)
-//!     subgroup: m features: 32·lanes weights ─► its own shared memory ─A (m×k)──────┐     (barrier of the subgroup)
-//!                                   inputs ─B (k×n, column-major)───────────────────┴─mul_add─► Acc (features × rows)
+//!     for each chunk of columns:
+//!         lane: loads of its weights, a few units side by side
+//!         inputs of the chunk ─► shared memory                                            (barrier)
+//!         subgroup: m features: a unit of each lane ─► its own shared memory ─A (m×k)─┐   (barrier of the subgroup)
+//!                                       inputs ─B (k×n, column-major)─────────────────┴─mul_add─► Acc (features × rows)
 //! sums of subgroups and slices, in order ─epilogue─► y
 //! ```
 //!
-//! What bounds such a product is how many weights are under way. So subgroups go through their weights without waiting
-//! for each other, as in a mat-vec; columns are divided among the subgroups of a workgroup and, where there are too few
-//! features to fill the device, among workgroups, the last of which adds their sums up.
+//! What bounds such a product is how many weights are under way: a lane asks for all of its units of a chunk before
+//! anything else. Columns are divided among the subgroups of a workgroup and, where there are too few features to fill the
+//! device, among workgroups, the last of which adds their sums up.
 
 use super::stage::Stage;
 use super::{Epilogue, Size};
@@ -43,10 +45,8 @@ pub(super) struct Tile {
     along_features: u32,
     /// Subgroups that divide the columns of the same features.
     along_columns: u32,
-    /// Steps whose weights a subgroup reads at once.
+    /// Units of a lane in a chunk, side by side.
     ahead: u32,
-    /// Units of columns in the shared memory.
-    chunk: u32,
     /// Workgroups that divide the columns.
     slices: u32,
 }
@@ -71,12 +71,16 @@ impl Tile {
     fn units(&self) -> u32 {
         self.subgroup / self.shape.m as u32
     }
+    /// Units of columns in the shared memory.
+    fn chunk(&self) -> u32 {
+        self.units() * self.ahead * self.along_columns
+    }
     /// Pieces from one line of weights to the next: one more than a line, against bank conflicts.
     fn weight_stride(&self) -> u32 {
         self.units() * PIECES + 1
     }
     fn input_stride(&self) -> u32 {
-        self.chunk * PIECES + 1
+        self.chunk() * PIECES + 1
     }
     /// Pieces of a subgroup's own.
     fn own(&self) -> u32 {
@@ -102,8 +106,7 @@ impl Tile {
     fn fits(&self, caps: &Caps, size: Size) -> bool {
         let units = size.cols / UNIT;
         self.lanes() <= caps.max_workgroup
-            && units.is_multiple_of(self.chunk * self.slices)
-            && self.chunk.is_multiple_of(self.units() * self.along_columns * self.ahead)
+            && units.is_multiple_of(self.chunk() * self.slices)
             && self.pieces() * 16 + size.table_bytes <= caps.max_shared_bytes
             && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
     }
@@ -118,7 +121,7 @@ impl Tile {
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let shape = half_shapes(caps).filter(usable).min_by_key(|s| (padded(s), u32::MAX - volume(s)))?;
         let blocks = size.rows.div_ceil(shape.n as u32);
-        let tile = |along_features, along_columns, ahead, chunk, slices| Tile {
+        let tile = |along_features, along_columns, ahead, slices| Tile {
             shape,
             subgroup: caps.subgroup_size,
             blocks,
@@ -126,50 +129,34 @@ impl Tile {
             along_features,
             along_columns,
             ahead,
-            chunk,
             slices,
         };
-        let mut best: Option<(u64, Tile)> = None;
-        for along_features in [8, 4, 2, 1] {
-            for along_columns in [1, 2, 4, 8] {
-                for chunk in [32, 16, 8, 4, 2, 1] {
-                    for slices in 1..=MOST_SLICES {
-                        for ahead in [2, 1] {
-                            let tile = tile(along_features, along_columns, ahead, chunk, slices);
-                            if tile.fits(caps, size) {
-                                let price = tile.price(caps, size);
-                                if best.is_none_or(|(least, _)| price < least) {
-                                    best = Some((price, tile));
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        best.map(|(_, tile)| tile)
+        let powers = [8, 4, 2, 1];
+        let cuts = powers.into_iter().flat_map(|f| powers.map(|c| (f, c)));
+        let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
+        let tiles = reads.flat_map(|(f, c, ahead)| (1..=MOST_SLICES).map(move |slices| tile(f, c, ahead, slices)));
+        tiles.filter(|t| t.fits(caps, size)).min_by_key(|t| t.price(caps, size))
     }
 
-    /// Cycles of a launch, roughly.
+    /// Cycles of a launch, as far as measured on a large card (docs/internals/performance.md).
     fn price(&self, caps: &Caps, size: Size) -> u64 {
         let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
+        let registers = 56 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead;
+        let resident = (REGISTERS / (registers * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
         let tiles = size.features.div_ceil(self.features()) * self.slices;
-        let registers = 64 + self.blocks * self.shape.n as u32 * self.shape.m as u32 / self.subgroup + self.ahead * 16;
-        let resident = (65536 / (registers * self.lanes())).min(227 * 1024 / (self.pieces() * 16)).max(1);
-        let units = size.cols / UNIT / self.slices;
-        // Of a compute unit, per tile: decoding, multiplying, inputs from the cache, and what it waits.
-        let decode = units * self.sets * self.features() * 3;
-        let multiply = units * self.sets * self.features() * self.rows() * UNIT / 1024;
-        let inputs = units * self.rows() * UNIT * 2 / 32;
-        let wait =
-            1000 + units.div_ceil(self.chunk) * 800 + units / (self.units() * self.along_columns * self.ahead) * 700;
-        let finish = 300 + if self.slices > 1 { 2000 + self.slices * self.sums() / 8 } else { 0 };
+        // A step of a subgroup: instructions on one of four units, or what goes through the shared memory.
+        let step = ((130 + self.rows()) / 4).max(32 + self.rows());
+        let chunk = self.subgroups() * self.ahead * step + self.rows() * self.chunk() * 2;
         let together = resident.min(tiles.div_ceil(compute_units));
-        let round = (together * (decode.max(multiply) + inputs)).max(wait) + finish;
-        tiles.div_ceil(compute_units * resident) as u64 * round as u64
+        let round = (together * chunk).max(1800 + chunk * 3 / 2) * (size.cols / UNIT / self.chunk() / self.slices);
+        let ends = 1500 + if self.slices > 1 { 3000 } else { 0 };
+        tiles.div_ceil(compute_units * resident) as u64 * (round + ends) as u64
     }
 }
 
+/// Registers and bytes of shared memory of a compute unit.
+const REGISTERS: u32 = 65536;
+const SHARED: u32 = 227 << 10;
 /// Most workgroups that divide columns among them.
 const MOST_SLICES: u32 = 16;
 /// How many tiles of [`Caps::parallel_tiles`] make one compute unit's share.
@@ -190,15 +177,15 @@ pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilog
     let tile = Body { b, t, s, memory, own, place };
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); t.blocks as usize];
-    let chunks = s.units() / t.chunk / t.slices;
+    let chunks = s.units() / t.chunk() / t.slices;
     let first = b.tile(0) * chunks;
     let sums = b.for_(b.u32(0), b.u32(chunks), 1, &zero, |chunk, sums| {
-        let first = (first + chunk) * t.chunk;
+        let first = (first + chunk) * t.chunk();
+        let weights = tile.read(first);
         b.barrier();
         tile.keep_inputs(first);
         b.barrier();
-        let step = t.units() * t.along_columns * t.ahead;
-        b.for_(b.u32(0), b.u32(t.chunk), step, sums, |unit, sums| tile.steps(first, unit, sums))
+        (0..).zip(weights).fold(sums.to_vec(), |sums, (step, runs)| tile.step(step, &runs, &sums))
     });
     tile.finish(end, slices, &sums);
 }
@@ -220,41 +207,38 @@ impl<'b> Body<'_, 'b> {
     /// Keeps the inputs of the chunk that starts at unit `first`.
     fn keep_inputs(&self, first: Val<'b>) {
         let (b, t, s) = (self.b, self.t, self.s);
-        let pieces = t.chunk * PIECES;
+        let pieces = t.chunk() * PIECES;
         for_items(b, s.lanes, t.rows() * pieces, |i| {
-            let (line, unit, piece) = (i / pieces, i / PIECES % t.chunk, i % PIECES);
+            let (line, unit, piece) = (i / pieces, i / PIECES % t.chunk(), i % PIECES);
             let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
             let eight = s.eight_halves(b, s.input_row(b, line) + col);
             b.shared_store(self.memory, line * t.input_stride() + i % pieces, eight);
         });
     }
 
-    /// A turn of a subgroup: [`Tile::ahead`] steps from unit `unit` of the chunk on, which starts at unit `first`.
-    fn steps(&self, first: Val<'b>, unit: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Reads this lane's units of the chunk that starts at unit `first`.
+    fn read(&self, first: Val<'b>) -> Vec<[Run<'b>; 2]> {
         let (b, t) = (self.b, self.t);
         let (line, within) = (b.lane() / t.units(), b.lane() % t.units());
-        let starts: Vec<Val<'b>> =
-            (0..t.ahead).map(|i| unit + (self.place[1] + i * t.along_columns) * t.units()).collect();
-        let weight_line = self.place[0] * t.shape.m as u32 + line;
-        let read: Vec<[Run<'b>; 2]> =
-            starts.iter().map(|start| self.s.weights(b, weight_line, first + *start + within)).collect();
-        let mut sums = sums.to_vec();
-        for (start, runs) in starts.iter().zip(read) {
-            // The step before has been multiplied.
-            b.subgroup_barrier();
-            let at = self.own + line * t.weight_stride() + within * PIECES;
-            for (p, piece) in (0..).zip(runs.iter().flat_map(|run| run.weights.halves(b))) {
-                b.shared_store(self.memory, at + p, piece);
-            }
-            b.subgroup_barrier();
-            sums = self.multiply(*start, &sums);
+        let line = self.place[0] * t.shape.m as u32 + line;
+        let first = first + (self.place[1] * t.units() + within) * t.ahead;
+        if t.ahead.is_multiple_of(2) && self.s.has_pairs() {
+            return (0..t.ahead / 2).flat_map(|i| self.s.weight_pair(b, line, first / 2 + i)).collect();
         }
-        sums
+        (0..t.ahead).map(|i| self.s.weights(b, line, first + i)).collect()
     }
 
-    /// Adds a step's columns, which start at unit `start` of the chunk, to the sums of each block of rows.
-    fn multiply(&self, start: Val<'b>, sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Adds the products of step `step` of the chunk: a unit of each lane.
+    fn step(&self, step: u32, runs: &[Run<'b>; 2], sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let (b, t) = (self.b, self.t);
+        let (line, within) = (b.lane() / t.units(), b.lane() % t.units());
+        // The step before has been multiplied.
+        b.subgroup_barrier();
+        let at = self.own + line * t.weight_stride() + within * PIECES;
+        for (p, piece) in (0..).zip(runs.iter().flat_map(|run| run.weights.halves(b))) {
+            b.shared_store(self.memory, at + p, piece);
+        }
+        b.subgroup_barrier();
         let [a, bt, _] = Caps::matrix_types(t.shape);
         let (n, k) = (t.shape.n as u32, t.shape.k as u32);
         let load = |ty, index: Val<'b>, stride: u32, column_major| {
@@ -264,9 +248,12 @@ impl<'b> Body<'_, 'b> {
         let mut sums = sums.to_vec();
         for col in (0..t.units() * UNIT).step_by(k as usize) {
             let w = load(a, self.own + col / EIGHT, t.weight_stride(), false);
+            // The unit of the lanes that have decoded this column, within those of the subgroup.
+            let piece = (col / UNIT * t.ahead + step) * PIECES + col % UNIT / EIGHT;
+            let first = self.place[1] * (t.units() * t.ahead * PIECES) + piece;
             for (block, sum) in (0..).zip(&mut sums) {
-                let at = start * PIECES + (col / EIGHT + block * n * t.input_stride());
-                *sum = b.matrix_mul_add(w, load(bt, at, t.input_stride(), true), *sum);
+                let x = load(bt, first + block * n * t.input_stride(), t.input_stride(), true);
+                *sum = b.matrix_mul_add(w, x, *sum);
             }
         }
         sums

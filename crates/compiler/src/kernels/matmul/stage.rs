@@ -12,7 +12,7 @@ use crate::kernels::dot;
 use crate::kernels::halve;
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::quant::{Run, UNIT};
+use zinc_ir::quant::{Run, UNIT, Unit};
 
 /// The rows of a tile: of the inputs and of the output.
 pub(super) struct Lines<'b> {
@@ -62,6 +62,27 @@ impl<'b> Stage<'_, 'b> {
 
     /// Unit `unit` of weight line `line`. Lines beyond the last feature repeat it; their sums are not stored.
     pub(super) fn weights(&self, b: &'b Builder, line: Val<'b>, unit: Val<'b>) -> [Run<'b>; 2] {
+        let (base, row) = self.weight_row(b, line);
+        (self.weight.format.emit_unit)(&dot::unit_at(b, self.weight, base, row, unit))
+    }
+
+    /// Can two units that share their scales be read as one?
+    pub(super) fn has_pairs(&self) -> bool {
+        self.weight.format.emit_pair.is_some()
+    }
+
+    /// Units `2 · pair` and `2 · pair + 1` of weight line `line`, of a format that [has pairs](Stage::has_pairs).
+    pub(super) fn weight_pair(&self, b: &'b Builder, line: Val<'b>, pair: Val<'b>) -> [[Run<'b>; 2]; 2] {
+        let (base, row) = self.weight_row(b, line);
+        let emit = self.weight.format.emit_pair.expect("a format with pairs");
+        let per_block = self.weight.format.device_block() / UNIT / 2;
+        // Where unit `2 · pair` is, but `sub` counts pairs.
+        let unit = Unit { sub: pair % per_block, ..dot::unit_at(b, self.weight, base, row, pair * 2) };
+        let [low0, low1, high0, high1] = emit(&unit);
+        [[low0, high0], [low1, high1]]
+    }
+
+    fn weight_row(&self, b: &'b Builder, line: Val<'b>) -> (Val<'b>, Val<'b>) {
         let second = line.ge(self.features);
         let (base, feature) = match self.bases[..] {
             [one] => (one, line),
@@ -69,8 +90,7 @@ impl<'b> Stage<'_, 'b> {
             [] => unreachable!("a product has a weight"),
         };
         let row = (self.first_feature + feature).min(b.u32(self.size.features - 1));
-        let row = self.first_weight.map_or(row, |first| first + row);
-        (self.weight.format.emit_unit)(&dot::unit_at(b, self.weight, base, row, unit))
+        (base, self.first_weight.map_or(row, |first| first + row))
     }
 
     /// First column of the first or second half of a unit.
