@@ -69,7 +69,7 @@ impl<'a> Finder<'a> {
 
     /// Do products of this many rows go the mat-vec way?
     pub fn few_rows(&self, id: NodeId) -> bool {
-        let few = self.ctx.rows(id) <= crate::kernels::MATVEC_ROWS;
+        let few = self.ctx.rows(id) <= crate::kernels::matvec_rows(self.ctx.caps, self.ctx.choices);
         self.ctx.caps.native || (few && !self.ctx.choices.invariant)
     }
 }

@@ -9,7 +9,7 @@
 //! As a node of its own the quantized value can be drawn into the epilogue of whatever makes `x`, which then costs no
 //! launch and no second pass over the row.
 
-use crate::kernels::{MATVEC_ROWS, half_shapes, takes_bytes};
+use crate::kernels::{MATVEC_ROWS, half_shapes, matvec_rows, takes_bytes};
 use crate::{Choices, Ctx};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -54,16 +54,22 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
         return graph.clone();
     }
     let wide = choices.act == ActPrecision::F16;
-    let few = |rows: Rows| match rows {
+    let few = |rows: Rows, most: u32| match rows {
         _ if choices.invariant => false,
-        Rows::Tokens => bucket.tokens <= MATVEC_ROWS,
-        Rows::Outputs => bucket.outputs <= MATVEC_ROWS,
+        Rows::Tokens => bucket.tokens <= most,
+        Rows::Outputs => bucket.outputs <= most,
+    };
+    let users = graph.users();
+    // Experts of few rows have no matrix kernels: their inputs are worth quantizing longer.
+    let for_experts = |x: NodeId| users[x.index()].iter().any(|u| matches!(graph.op(*u), Op::ExpertMatMul { .. }));
+    let few_of = |x: NodeId| {
+        let most = if for_experts(x) { MATVEC_ROWS } else { matvec_rows(caps, choices) };
+        few(graph.node(x).shape.rows, most)
     };
     let halves = choices.matrices && half_shapes(caps).next().is_some();
-    let halved = |x: NodeId| halves && !few(graph.node(x).shape.rows);
-    let users = graph.users();
+    let halved = |x: NodeId| halves && !few_of(x);
     let eligible = |x: NodeId| {
-        few(graph.node(x).shape.rows)
+        few_of(x)
             && users[x.index()].iter().all(|u| match *graph.op(*u) {
                 Op::MatMul { weight, .. } | Op::ExpertMatMul { weight, .. } => takes_bytes(graph.weight_of(weight)),
                 _ => true,
@@ -76,7 +82,7 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
         if let Op::MatMul { x, .. } | Op::ExpertMatMul { x, .. } = *graph.op(id)
             && eligible(x)
         {
-            let source = source(graph, x, few(Rows::Tokens) && choices.fuse);
+            let source = source(graph, x, few(Rows::Tokens, matvec_rows(caps, choices)) && choices.fuse);
             inputs.insert(x, source);
             let (plain, list) = (Source { select: false, ..source }, wanted.entry(source.value).or_default());
             if !list.contains(&plain) {

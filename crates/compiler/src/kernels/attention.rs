@@ -5,7 +5,7 @@
 //!     team of lanes: tokens t, t + teams, …   s_g = scale · q_g · K_t ─► running (max, sum, Σ p·V) per query head
 //!     teams ─► one (max, sum, Σ p·V)
 //! one split: Σ p·V / sum is the answer;  several: they go to scratch, and the tile that comes last combines them in order
-//! the answer [─► quantize]
+//! the answer [─► quantize | halve]
 //! ```
 //!
 //! The query heads that share a KV head are computed together, so K and V are read once. Teams never wait for each
@@ -14,11 +14,11 @@
 //! splits in which a row sees nothing end at once, so that a batch costs what its sequences are long, not what its bucket is.
 
 use super::args::{Args, launch};
-use super::arrival;
 use super::kv::Cache;
 use super::matvec::shared_quad;
 use super::quantize::{self, Blocks};
 use super::rows::for_items;
+use super::{arrival, halve};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -47,6 +47,12 @@ fn match_attention(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
         && (spec.heads / spec.kv_heads).is_multiple_of(heads_at_once(spec.heads / spec.kv_heads))
     {
         return Some(vec![value, quantized]);
+    }
+    if let Some((value, halves)) = halve::ending(f, node)
+        && spec(value).is_some()
+        && f.private(value, &[halves])
+    {
+        return Some(vec![value, halves]);
     }
     spec(node).map(|_| vec![node])
 }
@@ -171,18 +177,23 @@ struct Answer<'b> {
     value: Option<Val<'b>>,
     /// The quantizing node, its rows.
     quantized: Option<(NodeId, Val<'b>)>,
+    /// The rows as halves.
+    halves: Option<Val<'b>>,
 }
 
-fn answer<'b>(args: &Args<'b>, value: NodeId, region: &Region) -> Answer<'b> {
-    let quantized = region.nodes.iter().copied().find(|n| *n != value);
+fn answer<'b>(ctx: &Ctx<'_>, args: &Args<'b>, value: NodeId, region: &Region) -> Answer<'b> {
+    let ending = region.nodes.iter().copied().find(|n| *n != value);
+    let halves = ending.filter(|n| ctx.halves(*n));
+    let quantized = ending.filter(|_| halves.is_none());
     Answer {
         value: region.gives.contains(&value).then(|| args.write("y", Operand::Value(value))),
         quantized: quantized.map(|q| (q, args.write("quantized", Operand::Value(q)))),
+        halves: halves.map(|h| args.write("halves", Operand::Value(h))),
     }
 }
 
 fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
-    // An attention, perhaps with a quantization behind it.
+    // An attention, perhaps with its rows in another form behind it.
     let node = region.nodes[0];
     let (q, layer, spec) = operands(ctx, node)?;
     let s = shape(ctx, node, spec)?;
@@ -199,7 +210,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             partial: args.write_read("partial", Operand::Temp(0)),
             counters: args.read_write("counters", Operand::Counters(counters)),
         });
-        body(ctx, b, &s, &io, parts, answer(args, node, region));
+        body(ctx, b, &s, &io, parts, answer(ctx, args, node, region));
     });
     let partial = rows as u64 * (spec.heads * s.splits * (spec.head_dim + 2)) as u64 * 4;
     let temps = if s.splits > 1 { vec![partial] } else { vec![] };
@@ -521,8 +532,12 @@ impl<'b> Tile<'_, 'b> {
         let (b, s) = (self.b, self.s);
         // No visible token (padding): 0, not 0/0.
         let value = sum.gt(0.0).select(total / sum, b.f32(0.0));
+        let at = (self.row * s.spec.heads + self.head(g)) * s.spec.head_dim + e;
         if let Some(y) = answer.value {
-            b.store(y, ((self.row * s.spec.heads + self.head(g)) * s.spec.head_dim + e) * 4, value, 4);
+            b.store(y, at * 4, value, 4);
+        }
+        if let Some(halves) = answer.halves {
+            halve::store(b, halves, at, value);
         }
         if let Some(values) = values {
             b.shared_store(values, g * s.spec.head_dim + e, value);

@@ -29,10 +29,12 @@ mod rows;
 mod tables;
 mod top_k;
 
-use crate::Template;
+use crate::{Choices, Template};
 pub(crate) use dot::takes_bytes;
 pub(crate) use dot_blocks::Flight;
 pub(crate) use halve::shapes as half_shapes;
+use zinc_ir::device::Caps;
+use zinc_ir::plan::ActPrecision;
 
 /// Bytes of a quantized row of `cols` values.
 pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {
@@ -41,6 +43,17 @@ pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {
 
 /// Most rows that go through mat-vec kernels.
 pub const MATVEC_ROWS: u32 = 8;
+
+/// Most rows that go through mat-vec kernels on a device. Matrix units are faster from few rows on, where inputs may be
+/// rounded to halves; from how many depends on what a mat-vec takes (docs/internals/performance.md).
+pub(crate) fn matvec_rows(caps: &Caps, choices: &Choices) -> u32 {
+    match choices.act {
+        _ if !choices.matrices || half_shapes(caps).next().is_none() => MATVEC_ROWS,
+        ActPrecision::F32 => MATVEC_ROWS,
+        ActPrecision::F16 => 2,
+        ActPrecision::Q8 => 4,
+    }
+}
 
 /// All templates; the first match wins, so the order is the policy.
 pub static TEMPLATES: &[&Template] = &[

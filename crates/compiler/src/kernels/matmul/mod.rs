@@ -187,7 +187,9 @@ impl Way {
     /// Matrices where inputs may be rounded to halves and the device has them; else the tile that fills the device.
     fn choose(ctx: &Ctx<'_>, size: Size, exact: bool) -> Option<Way> {
         let halves = ctx.choices.act != ActPrecision::F32 && !exact && ctx.choices.matrices;
-        let narrow = || narrow::Tile::choose(ctx.caps, size).map(Way::Narrow);
+        // How a narrow tile divides columns depends on the number of rows, and so does the order of its sums.
+        let narrow =
+            || if ctx.choices.invariant { None } else { narrow::Tile::choose(ctx.caps, size).map(Way::Narrow) };
         let matrices = || matrices::Tile::choose(ctx.caps, size).map(Way::Matrices);
         let fma = || fma::Tile::choose(ctx.caps, size).map(Way::Fma);
         if halves { narrow().or_else(matrices).or_else(fma) } else { fma() }

@@ -3,8 +3,8 @@
 //! ```text
 //! workgroup: some features × all rows × a slice of the columns
 //!     for each chunk of columns:
-//!         lane: loads of its weights, a few units side by side
-//!         inputs of the chunk ─► shared memory                                            (barrier)
+//!         lane: loads of its weights, a few units side by side, and of inputs
+//!         inputs ─► shared memory                                                         (barrier)
 //!         subgroup: m features: a unit of each lane ─► its own shared memory ─A (m×k)─┐   (barrier of the subgroup)
 //!                                       inputs ─B (k×n, column-major)─────────────────┴─mul_add─► Acc (features × rows)
 //! sums of subgroups and slices, in order ─epilogue─► y
@@ -82,6 +82,10 @@ impl Tile {
     fn input_stride(&self) -> u32 {
         self.chunk() * PIECES + 1
     }
+    /// Pieces of a chunk's inputs.
+    fn inputs(&self) -> u32 {
+        self.rows() * self.chunk() * PIECES
+    }
     /// Pieces of a subgroup's own.
     fn own(&self) -> u32 {
         self.shape.m as u32 * self.weight_stride()
@@ -141,7 +145,8 @@ impl Tile {
     /// Cycles of a launch, as far as measured on a large card (docs/internals/performance.md).
     fn price(&self, caps: &Caps, size: Size) -> u64 {
         let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
-        let registers = 56 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead;
+        let inputs = self.inputs().div_ceil(self.lanes());
+        let registers = 50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead + 4 * inputs;
         let resident = (REGISTERS / (registers * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
         let tiles = size.features.div_ceil(self.features()) * self.slices;
         // A step of a subgroup: instructions on one of four units, or what goes through the shared memory.
@@ -181,9 +186,9 @@ pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilog
     let first = b.tile(0) * chunks;
     let sums = b.for_(b.u32(0), b.u32(chunks), 1, &zero, |chunk, sums| {
         let first = (first + chunk) * t.chunk();
-        let weights = tile.read(first);
+        let (weights, inputs) = (tile.read(first), tile.read_inputs(first));
         b.barrier();
-        tile.keep_inputs(first);
+        tile.keep_inputs(&inputs);
         b.barrier();
         (0..).zip(weights).fold(sums.to_vec(), |sums, (step, runs)| tile.step(step, &runs, &sums))
     });
@@ -204,16 +209,38 @@ struct Body<'a, 'b> {
 }
 
 impl<'b> Body<'_, 'b> {
-    /// Keeps the inputs of the chunk that starts at unit `first`.
-    fn keep_inputs(&self, first: Val<'b>) {
+    /// This lane's pieces of a chunk's inputs: (number, is there one). One that is none repeats the last.
+    fn input_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
+        let (b, lanes, items) = (self.b, self.s.lanes, self.t.inputs());
+        let item = |turn: u32| {
+            let i = b.local_id() + turn * lanes;
+            match (turn + 1) * lanes <= items {
+                true => (i, b.bool(true)),
+                false => (i.min(b.u32(items - 1)), i.lt(items)),
+            }
+        };
+        (0..items.div_ceil(lanes)).map(item).collect()
+    }
+
+    /// Reads this lane's pieces of the inputs of the chunk that starts at unit `first`.
+    fn read_inputs(&self, first: Val<'b>) -> Vec<Val<'b>> {
         let (b, t, s) = (self.b, self.t, self.s);
-        let pieces = t.chunk() * PIECES;
-        for_items(b, s.lanes, t.rows() * pieces, |i| {
-            let (line, unit, piece) = (i / pieces, i / PIECES % t.chunk(), i % PIECES);
+        let read = |(i, _): (Val<'b>, Val<'b>)| {
+            let (unit, piece) = (i / PIECES % t.chunk(), i % PIECES);
             let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
-            let eight = s.eight_halves(b, s.input_row(b, line) + col);
-            b.shared_store(self.memory, line * t.input_stride() + i % pieces, eight);
-        });
+            s.eight_halves(b, s.input_row(b, i / (t.chunk() * PIECES)) + col)
+        };
+        self.input_items().into_iter().map(read).collect()
+    }
+
+    /// Keeps what [`Body::read_inputs`] has read in the shared memory.
+    fn keep_inputs(&self, inputs: &[Val<'b>]) {
+        let (b, t) = (self.b, self.t);
+        let pieces = t.chunk() * PIECES;
+        for ((i, real), eight) in self.input_items().into_iter().zip(inputs) {
+            let at = i / pieces * t.input_stride() + i % pieces;
+            b.if_(real, || b.shared_store(self.memory, at, *eight));
+        }
     }
 
     /// Reads this lane's units of the chunk that starts at unit `first`.
@@ -283,7 +310,7 @@ impl<'b> Body<'_, 'b> {
         for_items(b, self.s.lanes, t.sums(), |item| {
             b.store(slices.partial, ((tile + b.tile(0)) * t.sums() + item) * 16, of_subgroups(item), 16);
         });
-        arrival::last(b, slices.counters, b.tile(1), t.slices, || {
+        arrival::last(b, slices.counters, b.tile(1), b.u32(t.slices), || {
             self.store(end, |item| {
                 let part = |slice: Val<'b>| {
                     let at = ((tile + slice) * t.sums() + item) * 16;
