@@ -61,7 +61,11 @@ pub(crate) fn with_quantized_inputs(graph: &Arc<Graph>, bucket: &Bucket, caps: &
     };
     let users = graph.users();
     // Experts of few rows have no matrix kernels: their inputs are worth quantizing longer.
-    let for_experts = |x: NodeId| users[x.index()].iter().any(|u| matches!(graph.op(*u), Op::ExpertMatMul { .. }));
+    let for_experts = |x: NodeId| {
+        let users = &users[x.index()];
+        let fits = |u: &NodeId| !matches!(graph.op(*u), Op::MatMul { .. }) || graph.is_router(*u);
+        users.iter().any(|u| matches!(graph.op(*u), Op::ExpertMatMul { .. })) && users.iter().all(fits)
+    };
     let few_of = |x: NodeId| {
         let most = if for_experts(x) { MATVEC_ROWS } else { matvec_rows(caps, choices) };
         few(graph.node(x).shape.rows, most)
