@@ -157,13 +157,9 @@ fn source(graph: &Graph, x: NodeId, move_select: bool) -> Source {
 }
 
 impl Ctx<'_> {
-    /// Is the value kept as halves? Looks through a selection of rows.
+    /// Is the value kept as halves?
     pub(crate) fn halves(&self, x: NodeId) -> bool {
-        match *self.graph.op(x) {
-            Op::Halve { .. } => true,
-            Op::SelectRows { x } => self.halves(x),
-            _ => false,
-        }
+        matches!(self.graph.op(x), Op::Halve { .. })
     }
 
     /// The quantization a value stands for, looking through a selection of rows: (node, norm's epsilon, wide).

@@ -70,6 +70,8 @@ pub(super) fn row_by_row(ctx: &Ctx<'_>) -> bool {
 
 /// Tokens per split.
 const SPLIT: u32 = 256;
+/// Most bytes that the splits of a batch hand over.
+const MOST_PARTIAL_BYTES: u64 = 256 << 20;
 /// The score of a token that is not there: finite, since drivers need not honour infinities.
 pub(super) const NONE: f32 = -1e30;
 /// Splits whose results a lane of the last tile loads at once.
@@ -120,8 +122,12 @@ fn shape(ctx: &Ctx<'_>, node: NodeId, spec: AttentionSpec) -> Result<Shape, Comp
     let rows = ctx.bucket.tokens;
     let group = spec.heads / spec.kv_heads;
     // Splits are counted for each row and part of a KV head's group, at most as many as it has heads.
-    let countable = rows as u64 * spec.heads as u64 <= COUNTERS as u64 || rows <= super::MATVEC_ROWS;
-    let splits = if row_by_row(ctx) && countable { ctx.bucket.context.div_ceil(SPLIT) } else { 1 };
+    let countable = rows as u64 * spec.heads as u64 <= COUNTERS as u64;
+    let splits = ctx.bucket.context.div_ceil(SPLIT);
+    // With so many rows and splits that their results would fill the memory, the rows alone fill the device.
+    let bytes = rows as u64 * (spec.heads * (spec.head_dim + 2)) as u64 * splits as u64 * 4;
+    let few = rows <= super::MATVEC_ROWS || (countable && bytes <= MOST_PARTIAL_BYTES);
+    let splits = if row_by_row(ctx) && few { splits } else { 1 };
     // Fewer heads a tile are less work one after the other; K and V are then read again, from the cache. That pays
     // while compute units would have nothing to do.
     let mut heads = heads_at_once(group);

@@ -1,6 +1,7 @@
 //! The kernel templates: one file per kernel family, one row per template.
 //!
-//! Few rows (decode, up to [`MATVEC_ROWS`]): `qkv`, `matvec` and `attention` make five launches per layer.
+//! Few rows (decode, up to [`MATVEC_ROWS`], less beside matrix units): `qkv`, `matvec` and `attention` make five launches
+//! per layer.
 //! `route`, `experts` and `expert_down` are those of mixtures of experts. Many rows (prompts): `matmul` tiles with the row
 //! ops around it; those of experts need their rows sorted (`expert_order`). `rows` holds the one-op kernels that guarantee
 //! an answer for every graph.
@@ -48,7 +49,7 @@ pub const MATVEC_ROWS: u32 = 8;
 /// rounded to halves; from how many depends on what a mat-vec takes (docs/internals/performance.md).
 pub(crate) fn matvec_rows(caps: &Caps, choices: &Choices) -> u32 {
     match choices.act {
-        _ if !choices.matrices || half_shapes(caps).next().is_none() => MATVEC_ROWS,
+        _ if !choices.matrices || !matmul::has_narrow(caps) => MATVEC_ROWS,
         ActPrecision::F32 => MATVEC_ROWS,
         ActPrecision::F16 => 2,
         ActPrecision::Q8 => 4,

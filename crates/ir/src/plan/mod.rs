@@ -35,15 +35,16 @@ pub const PAGE_TOKENS: u32 = 32;
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// How far inputs of matrix products (activations) may be rounded. Products accumulate in F32 or, with integer inputs,
-/// exactly per block. On GPUs, products of up to 8 rows with integer weights take blocks of 32 integers: two bytes per
-/// value for `F16` (the error is 2^-16 of the block's largest value, a half's is 2^-11 of the value), one for `Q8`.
+/// exactly per block. On GPUs, products of few rows with integer weights take blocks of 32 integers: two bytes per
+/// value for `F16` (the error is 2^-16 of the block's largest value, a half's is 2^-11 of the value), one for `Q8`. Few are
+/// up to 8, beside matrix units 2 (`F16`) or 4 (`Q8`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ActPrecision {
     /// 32-bit floats.
     F32,
     /// Rounded to halves.
     F16,
-    /// Blocks of 32 signed bytes with one scale; products with float weights, and a GPU's with more than 8 rows, do not
+    /// Blocks of 32 signed bytes with one scale; products with float weights, and a GPU's of many rows, do not
     /// go below halves.
     Q8,
 }

@@ -280,12 +280,13 @@ impl<'b> Weights<'b> {
 
 impl<'b> Weights<'b> {
     /// The weights as halves, two to a word, eight to a piece of 16 bytes. Bytes become halves by way of the bits of
-    /// 1024 + byte; scale and bias are rounded to halves before the one operation that applies both.
+    /// 4 + byte / 256; 256 times the scale, and the bias, are rounded to halves before the one operation that applies both.
+    /// So a scale is a normal half down to 2.4e-7: denormal ones would lose bits, or become 0 where a device flushes them.
     pub fn halves(&self, b: &'b Builder) -> [Val<'b>; 2] {
         let words: Vec<Val<'b>> = match self {
             Weights::Floats(quads) => quads.iter().flat_map(|q| words_of(q.to(Scalar::F16))).collect(),
             Weights::Bytes { packed, signed, scale, bias } => {
-                let scale = scale.to(Scalar::F16).splat(2);
+                let scale = (*scale * 256.0).to(Scalar::F16).splat(2);
                 let bias = bias.map(|bias| bias.to(Scalar::F16).splat(2));
                 packed.iter().flat_map(|word| scaled_halves(b, *word, *signed, scale, bias)).collect()
             }
@@ -300,7 +301,7 @@ fn words_of(quad: Val<'_>) -> [Val<'_>; 2] {
     [words.lane(0), words.lane(1)]
 }
 
-/// `scale · byte + bias` of the four bytes of a word, in order, two halves to a word.
+/// `scale · byte / 256 + bias` of the four bytes of a word, in order, two halves to a word.
 fn scaled_halves<'b>(
     b: &'b Builder,
     word: Val<'b>,
@@ -308,11 +309,11 @@ fn scaled_halves<'b>(
     scale: Val<'b>,
     bias: Option<Val<'b>>,
 ) -> [Val<'b>; 2] {
-    // 0x6400 is 1024, whose neighbours are 1 apart: OR-ing a byte in adds it. Signed bytes are moved up by 128.
-    let (word, zero) = if signed { (word ^ 0x8080_8080u32, 0x6480) } else { (word, 0x6400) };
+    // 0x4400 is 4, whose neighbours are 1 / 256 apart: OR-ing a byte in adds so many. Signed bytes are moved up by 128.
+    let (word, zero) = if signed { (word ^ 0x8080_8080u32, 0x4480) } else { (word, 0x4400) };
     let pair = Type::Vec(Scalar::F16, 2);
     let [even, odd] = [word, word >> 8].map(|w| {
-        let level = (w & 0x00ff_00ffu32 | 0x6400_6400u32).bitcast(pair) - b.f16_bits(zero).splat(2);
+        let level = (w & 0x00ff_00ffu32 | 0x4400_4400u32).bitcast(pair) - b.f16_bits(zero).splat(2);
         let value = match bias {
             Some(bias) => b.fma(level, scale, bias),
             None => level * scale,

@@ -77,7 +77,8 @@ fn trio(family: &'static Family, format: &'static QuantFormat, act: ActPrecision
         // Enough to fill the card.
         _ => caps.parallel_tiles * 16,
     };
-    let choices = Choices { act, ..Choices::default() };
+    // Mat-vecs at every number of rows, also where matrix units would take over.
+    let choices = Choices { act, matrices: false, ..Choices::default() };
     let of = |cols| single(family, format, [height, cols], rows, caps, &choices);
     let [short, long] = COLUMNS.map(|cols| {
         let looped = of(cols);

@@ -105,7 +105,7 @@ impl Tile {
     /// Cycles of a launch, as measured on a large card (docs/internals/performance.md): workgroups on one compute unit
     /// take turns, and one alone waits for its loads.
     fn price(&self, caps: &Caps, size: Size) -> u64 {
-        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
+        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT).max(1);
         // Registers decide how many workgroups a compute unit holds; a lane needs about this many besides.
         let registers = (94 + self.registers(size.sets) * 5 / 4).min(255);
         let resident = (REGISTERS / (registers * self.lanes())).max(1);

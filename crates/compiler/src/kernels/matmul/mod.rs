@@ -1,4 +1,5 @@
-//! Tiled products for prompts: `[select rows] · W [+ bias]`, with residual or gated-unit epilogues, more than 8 rows.
+//! Tiled products for prompts and batches: `[select rows] · W [+ bias]`, with residual or gated-unit epilogues, of more rows
+//! than mat-vecs take.
 //!
 //! ```text
 //! for each unit of 32 columns:  W[features] ─decode─► shared ┐
@@ -6,8 +7,9 @@
 //! tile sums ─[act(gate) · up]─[+ bias]─[+ residual]─► y[rows][features]                (epilogue)
 //! ```
 //!
-//! A tile is `features × rows` of the result. Columns are always added in the same order, whatever the tile and its
-//! place: a row's result does not depend on its batch.
+//! A tile is `features × rows` of the result. Tiles of multiply-adds and of matrices add columns in the same
+//! order, whatever the tile and its place: a row's result does not depend on its batch. Narrow tiles, which batch-invariant
+//! mode does without, divide the columns by the number of rows.
 
 mod experts;
 mod fma;
@@ -21,6 +23,7 @@ use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
 use stage::{Lines, Picks, Stage};
+use zinc_ir::device::Caps;
 use zinc_ir::graph::{NodeId, Op, Weight};
 use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::plan::{ActPrecision, Input};
@@ -50,6 +53,11 @@ pub(super) static GLU: Template = Template {
     matches: match_glu,
     emit,
 };
+
+/// Are there matrix units for few rows?
+pub(super) fn has_narrow(caps: &Caps) -> bool {
+    narrow::shapes(caps).next().is_some()
+}
 
 /// The weight and input of a product that tiles can do.
 fn product<'a>(f: &Finder<'a>, node: NodeId) -> Option<(&'a Weight, NodeId)> {

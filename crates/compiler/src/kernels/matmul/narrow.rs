@@ -51,6 +51,11 @@ pub(super) struct Tile {
     slices: u32,
 }
 
+/// The shapes of matrices that go this way: the lanes of a subgroup share out the lines of a matrix evenly.
+pub(super) fn shapes(caps: &Caps) -> impl Iterator<Item = MatrixShape> + '_ {
+    half_shapes(caps).filter(|s| s.m.is_multiple_of(4) && caps.subgroup_size.is_multiple_of(s.m as u32))
+}
+
 impl Tile {
     pub(super) fn features(&self) -> u32 {
         self.along_features * self.shape.m as u32
@@ -107,11 +112,18 @@ impl Tile {
         if self.slices == 1 { 0 } else { tiles as u64 * self.slices as u64 * self.sums() as u64 * 16 }
     }
 
+    /// Registers of a lane, about.
+    fn registers(&self) -> u32 {
+        let inputs = self.inputs().div_ceil(self.lanes());
+        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead + 4 * inputs
+    }
+
     fn fits(&self, caps: &Caps, size: Size) -> bool {
         let units = size.cols / UNIT;
         self.lanes() <= caps.max_workgroup
             && units.is_multiple_of(self.chunk() * self.slices)
-            && self.pieces() * 16 + size.table_bytes <= caps.max_shared_bytes
+            && self.registers() < 255
+            && self.pieces() * 16 + ARRIVAL_BYTES + size.table_bytes <= caps.max_shared_bytes
             && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
     }
 
@@ -120,15 +132,18 @@ impl Tile {
         if size.rows > MOST_ROWS || size.groups != 1 {
             return None;
         }
-        let usable = |s: &MatrixShape| s.m.is_multiple_of(4) && caps.subgroup_size.is_multiple_of(s.m as u32);
         let padded = |s: &MatrixShape| size.rows.next_multiple_of(s.n as u32);
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
-        let shape = half_shapes(caps).filter(usable).min_by_key(|s| (padded(s), u32::MAX - volume(s)))?;
-        let blocks = size.rows.div_ceil(shape.n as u32);
+        let mut shapes: Vec<MatrixShape> = shapes(caps).collect();
+        shapes.sort_by_key(|s| (padded(s), u32::MAX - volume(s)));
+        shapes.into_iter().find_map(|shape| Tile::of_shape(caps, size, shape))
+    }
+
+    fn of_shape(caps: &Caps, size: Size, shape: MatrixShape) -> Option<Tile> {
         let tile = |along_features, along_columns, ahead, slices| Tile {
             shape,
             subgroup: caps.subgroup_size,
-            blocks,
+            blocks: size.rows.div_ceil(shape.n as u32),
             sets: size.sets,
             along_features,
             along_columns,
@@ -144,10 +159,8 @@ impl Tile {
 
     /// Cycles of a launch, as far as measured on a large card (docs/internals/performance.md).
     fn price(&self, caps: &Caps, size: Size) -> u64 {
-        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT);
-        let inputs = self.inputs().div_ceil(self.lanes());
-        let registers = 50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead + 4 * inputs;
-        let resident = (REGISTERS / (registers * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
+        let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT).max(1);
+        let resident = (REGISTERS / (self.registers() * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
         let tiles = size.features.div_ceil(self.features()) * self.slices;
         // A step of a subgroup: instructions on one of four units, or what goes through the shared memory.
         let step = ((130 + self.rows()) / 4).max(32 + self.rows());
@@ -159,6 +172,8 @@ impl Tile {
     }
 }
 
+/// Bytes of shared memory that [`arrival::last`] takes.
+const ARRIVAL_BYTES: u32 = 4;
 /// Registers and bytes of shared memory of a compute unit.
 const REGISTERS: u32 = 65536;
 const SHARED: u32 = 227 << 10;
