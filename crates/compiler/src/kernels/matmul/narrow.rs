@@ -25,7 +25,7 @@ use zinc_ir::plan::COUNTERS;
 use zinc_ir::quant::{Run, UNIT};
 
 /// Most rows that go this way.
-pub(super) const MOST_ROWS: u32 = 64;
+pub(super) const MOST_ROWS: u32 = 128;
 
 /// Halves in an element of the shared memory, which is 16 bytes.
 const EIGHT: u32 = 8;
