@@ -98,8 +98,12 @@ impl ApiError {
 
     /// 429: the queue is full.
     pub(crate) fn overloaded() -> ApiError {
-        let message = "the server's queue is full; try again later";
-        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message);
+        ApiError { code: Some("queue_full"), ..ApiError::busy("the server's queue is full; try again later") }
+    }
+
+    /// 429: something else must end first.
+    pub(crate) fn busy(message: &str) -> ApiError {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("busy"), message);
         ApiError { retry_after: Some(2), ..error }
     }
 

@@ -14,6 +14,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use zinc_engine::Constraint;
 use zinc_text::Tokenizer;
 
@@ -36,6 +37,39 @@ impl Grammar {
         Grammar::Schema(json!({"type": "object"}))
     }
 
+    /// Refuses what would take very long to compile, and says why.
+    fn check(&self) -> Result<(), String> {
+        let bytes = match self {
+            Grammar::Schema(schema) => schema.to_string().len(),
+            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Choice(texts) if texts.is_empty() => return Err("has nothing to choose from".into()),
+            Grammar::Choice(texts) if texts.len() > CHOICES => return Err(format!("may have {CHOICES} texts at most")),
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+        };
+        if bytes > BYTES {
+            return Err(format!("is a grammar of {bytes} bytes, but {BYTES} are the most"));
+        }
+        let mut steps = vec![];
+        match self {
+            Grammar::Schema(schema) => multiples(schema, &mut steps),
+            Grammar::Lark(text) => {
+                // What is no JSON there is an error of the grammar, or a comment.
+                for after in text.split("%json").skip(1) {
+                    let first = serde_json::Deserializer::from_str(after).into_iter::<Value>().next();
+                    first.into_iter().flatten().for_each(|schema| multiples(&schema, &mut steps));
+                }
+            }
+            Grammar::Regex(_) | Grammar::Choice(_) => {}
+        }
+        match countable(&steps) {
+            true => Ok(()),
+            false => Err(format!(
+                "has a `multipleOf` with too many digits: all of them, with what they have in common, may be {UNITS} of \
+                 the last digit at most"
+            )),
+        }
+    }
+
     fn top_level(self) -> TopLevelGrammar {
         match self {
             Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(compact(schema)),
@@ -48,6 +82,42 @@ impl Grammar {
             Grammar::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
         }
     }
+}
+
+/// All numbers called `multipleOf` in a schema.
+fn multiples(schema: &Value, found: &mut Vec<f64>) {
+    match schema {
+        Value::Object(members) => {
+            found.extend(members.get("multipleOf").and_then(Value::as_f64));
+            members.values().for_each(|value| multiples(value, found));
+        }
+        Value::Array(list) => list.iter().for_each(|value| multiples(value, found)),
+        _ => {}
+    }
+}
+
+/// Is the least common multiple of these numbers small, in units of the last decimal place that any of them has?
+fn countable(steps: &[f64]) -> bool {
+    let whole = |x: f64| (x - x.round()).abs() <= 1e-9 * x.abs();
+    let place = (0..=4).map(|p| 10f64.powi(p)).find(|unit| steps.iter().all(|step| whole(step * unit)));
+    let Some(unit) = place else { return false };
+    let mut common = 1u64;
+    for step in steps {
+        let units = (step * unit).round();
+        if !(1.0..=UNITS as f64).contains(&units) {
+            return false;
+        }
+        let units = units as u64;
+        let (mut a, mut b) = (common, units);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        common = common / a * units;
+        if common > UNITS {
+            return false;
+        }
+    }
+    true
 }
 
 /// The schema with one way of writing: small models fall into writing white space without end where they may.
@@ -65,7 +135,24 @@ pub(crate) fn compact(schema: Value) -> Value {
 }
 
 /// Compiles grammars for one vocabulary.
-pub(crate) struct Grammars(Option<ParserFactory>);
+pub(crate) struct Grammars {
+    /// `None`: the model has no token that ends a text.
+    factory: Option<ParserFactory>,
+    /// A permit for each grammar that may be compiled at the same time.
+    pub(crate) places: Arc<Semaphore>,
+}
+
+/// Grammars that are compiled at the same time.
+const PLACES: usize = 2;
+
+/// Most bytes of a grammar.
+const BYTES: usize = 64 << 10;
+
+/// Most texts to choose from.
+const CHOICES: usize = 1000;
+
+/// Most units of `multipleOf`: each is a state of an automaton, per digit.
+const UNITS: u64 = 10_000;
 
 /// Longest token that a grammar's vocabulary has; longer ones (rows of spaces) are never allowed.
 const LONGEST: usize = 200;
@@ -74,7 +161,8 @@ impl Grammars {
     /// Prepares a vocabulary of `size` tokens, of which the tokenizer may know fewer.
     pub(crate) fn new(tokenizer: &Tokenizer, size: u32, end_tokens: &[u32]) -> Grammars {
         let ends: Vec<u32> = end_tokens.iter().copied().filter(|t| *t < size).collect();
-        let Some(first) = ends.first() else { return Grammars(None) };
+        let places = Arc::new(Semaphore::new(PLACES));
+        let Some(first) = ends.first() else { return Grammars { factory: None, places } };
         let words: Vec<Vec<u8>> = (0..size).map(|token| word(tokenizer, token)).collect();
         let trie = TokTrie::from(&TokRxInfo::new(size, *first), &words).with_eos_tokens(&ends);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
@@ -82,25 +170,29 @@ impl Grammars {
         if let Some(factory) = &mut factory {
             factory.quiet();
         }
-        Grammars(factory)
+        Grammars { factory, places }
     }
 
     /// Makes a rule of a grammar; `name` is the parameter it came in. May take long.
     pub(crate) fn compile(&self, grammar: Grammar, name: &str) -> Result<Rule, ApiError> {
         let missing = || ApiError::unsupported(name, ": the model has no token that ends a text");
-        if grammar == Grammar::Choice(vec![]) {
-            return Err(ApiError::parameter(name, format!("`{name}` has nothing to choose from")));
-        }
-        let factory = self.0.as_ref().ok_or_else(missing)?;
+        let wrong = |why: &str| ApiError::parameter(name, format!("`{name}` {why}"));
+        grammar.check().map_err(|why| wrong(&why))?;
+        let factory = self.factory.as_ref().ok_or_else(missing)?;
         let mut matcher = Matcher::new(factory.create_parser(grammar.top_level()));
         // Some faults show only when the first token is asked for.
         let first = matcher.compute_mask_or_eos();
         match first {
             Ok(mask) if !mask.is_zero() => Ok(Rule { matcher, mask: None }),
-            Ok(_) => Err(ApiError::parameter(name, format!("`{name}` allows no text at all"))),
-            Err(error) => Err(ApiError::parameter(name, format!("`{name}` cannot be used: {error}"))),
+            Ok(_) => Err(wrong("allows no text at all")),
+            Err(error) => Err(wrong(&format!("cannot be used: {}", reason(&error)))),
         }
     }
+}
+
+/// What an error says of the grammar; its later lines tell of the compiler's inside.
+fn reason(error: &impl fmt::Display) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// A token as the grammars' library writes it: bytes, control tokens marked.
@@ -138,14 +230,18 @@ impl Constraint for Rule {
             Ok(mask) if !mask.is_zero() => Some(self.mask.insert(mask).as_slice()),
             Ok(_) => None,
             Err(error) => {
-                tracing::warn!(%error, "a grammar has failed");
+                tracing::warn!(error = reason(&error), "a grammar has failed");
                 None
             }
         }
     }
 
     fn accept(&mut self, token: u32) -> bool {
-        self.matcher.consume_token(token).is_ok()
+        let taken = self.matcher.consume_token(token);
+        if let Err(error) = &taken {
+            tracing::warn!(error = reason(error), "a grammar has failed");
+        }
+        taken.is_ok()
     }
 }
 
@@ -191,9 +287,19 @@ mod tests {
             Grammar::Regex("(".into()),
             Grammar::Lark("start: undefined".into()),
             Grammar::Choice(vec![]),
+            Grammar::Choice(vec!["x".into(); CHOICES + 1]),
+            Grammar::Regex("x".repeat(BYTES + 1)),
+            Grammar::Schema(json!({"type": "number", "multipleOf": 99_999_999})),
+            Grammar::Schema(json!({"type": "number", "multipleOf": 0.123456})),
+            Grammar::Schema(json!({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]})),
+            Grammar::Lark("start: %json {\"type\": \"integer\", \"multiple\\u004ff\": 1000003}".into()),
         ] {
             let error = grammars.compile(grammar.clone(), "here").expect_err("it makes no sense");
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("here")), "{grammar:?}");
+        }
+        for step in [json!(0.01), json!(7), json!(UNITS)] {
+            let schema = json!({"type": "number", "multipleOf": step});
+            assert!(grammars.compile(Grammar::Schema(schema), "here").is_ok(), "{step}");
         }
         let endless = Grammars::new(&tokenizer, 300, &[]);
         assert!(endless.compile(Grammar::object(), "here").is_err());

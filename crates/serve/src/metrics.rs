@@ -162,8 +162,12 @@ impl Metrics {
         let config = format!("{label},block_size=\"{page_tokens}\",num_gpu_blocks=\"{}\"", load.pages);
         number("vllm:cache_config_info", "gauge", "Sizes of the KV cache.", &config, 1.0);
         for (name, about, value) in [
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self.prefix_queries.get()),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", self.prefix_hits.get()),
+            (
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up in the prefix cache.",
+                self.prefix_queries.get(),
+            ),
+            ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", self.prefix_hits.get()),
             ("vllm:prompt_tokens_total", "Prompt tokens.", self.prompt_tokens.get()),
             ("vllm:generation_tokens_total", "Generated tokens.", self.generation_tokens.get()),
             ("vllm:num_preemptions_total", "Sequences run again because KV pages ran out.", preemptions),

@@ -17,8 +17,6 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
     /// How a conversation becomes a prompt; without it, there are no chats.
     pub template: Option<ChatTemplate>,
-    /// The template's source, for `/props`; empty if unknown.
-    pub template_source: String,
     /// Names that requests may use; the first one is shown. At least one.
     pub names: Vec<String>,
     /// Tokens that the model was trained for.
@@ -33,7 +31,6 @@ pub struct Loaded {
 pub(crate) struct Model {
     pub(crate) tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
-    pub(crate) template_source: String,
     /// How it writes calls of tools.
     pub(crate) family: &'static Family,
     pub(crate) names: Vec<String>,
@@ -70,8 +67,7 @@ pub(crate) struct TemplateOptions {
 impl Model {
     /// Takes what handlers need; gives the engine back.
     pub(crate) fn new(loaded: Loaded) -> (Model, Engine) {
-        let Loaded { engine, tokenizer, template, template_source, names, trained_context, sampling, parallel } =
-            loaded;
+        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel } = loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
         let end_tokens: Arc<[u32]> = tokenizer.end_of_generation_ids().collect();
@@ -81,9 +77,8 @@ impl Model {
             bos,
             eos,
             tokenizer: Arc::new(tokenizer),
+            family: Family::of(template.as_ref().map_or("", ChatTemplate::source)),
             template,
-            family: Family::of(&template_source),
-            template_source,
             names,
             trained_context,
             sampling,
@@ -107,6 +102,11 @@ impl Model {
             Some(asked) if self.names.contains(&asked) => Ok(asked),
             Some(asked) => Err(ApiError::no_model(&asked, &self.names)),
         }
+    }
+
+    /// The chat template's source; empty without one.
+    pub(crate) fn template_source(&self) -> &str {
+        self.template.as_ref().map_or("", ChatTemplate::source)
     }
 
     /// The prompt for these messages. May take long: the template is foreign code.

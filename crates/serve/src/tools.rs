@@ -11,6 +11,8 @@
 use crate::error::ApiError;
 use crate::grammar::Grammar;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 /// How a family of models writes calls.
 #[derive(Debug, PartialEq)]
@@ -82,6 +84,9 @@ pub(crate) struct Tools {
     parallel: bool,
 }
 
+/// Most tools of a request.
+const TOOLS: usize = 512;
+
 /// Most calls of an answer that must have one.
 const CALLS: usize = 8;
 
@@ -94,7 +99,10 @@ impl Tools {
         parallel: bool,
     ) -> Result<Option<Tools>, ApiError> {
         let wrong = |message: String| ApiError::parameter("tools", message);
-        let mut names: Vec<&str> = vec![];
+        if list.len() > TOOLS {
+            return Err(wrong(format!("`tools` may have {TOOLS} tools at most")));
+        }
+        let mut names: HashSet<&str> = HashSet::new();
         for (i, tool) in list.iter().enumerate() {
             let name = tool["function"]["name"].as_str().filter(|_| tool["type"] == "function");
             let good = |n: &&str| {
@@ -106,10 +114,9 @@ impl Tools {
             if !matches!(tool["function"].get("parameters"), None | Some(Value::Null | Value::Object(_))) {
                 return Err(wrong(format!("tools[{i}]: `parameters` must be a JSON schema")));
             }
-            if names.contains(&name) {
+            if !names.insert(name) {
                 return Err(wrong(format!("two tools are called `{name}`")));
             }
-            names.push(name);
         }
         let choice = match choice {
             None => Choice::Auto,
@@ -120,7 +127,7 @@ impl Tools {
                 _ => return Err(ApiError::parameter("tool_choice", format!("`tool_choice` may not be `{word}`"))),
             },
             Some(object) => match object["function"]["name"].as_str() {
-                Some(name) if names.contains(&name) => Choice::Named(name.to_owned()),
+                Some(name) if names.contains(name) => Choice::Named(name.to_owned()),
                 _ => return Err(ApiError::parameter("tool_choice", "`tool_choice` must name one of the tools")),
             },
         };
@@ -138,7 +145,8 @@ impl Tools {
 
     /// A reader of answers.
     pub(crate) fn reader(&self) -> CallReader {
-        CallReader { family: self.family, held: String::new(), inside: false, calls: 0 }
+        let names = self.list.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned).collect();
+        CallReader { family: self.family, names, held: String::new(), searched: 0, inside: false, calls: 0 }
     }
 
     /// What the answer must be, if there must be a call.
@@ -247,8 +255,12 @@ pub(crate) enum Piece {
 #[derive(Clone, Debug)]
 pub(crate) struct CallReader {
     family: &'static Family,
+    /// Tools that can be called.
+    names: Arc<[String]>,
     /// May be the beginning of a call, or is inside of one.
     held: String,
+    /// No tag begins before this byte of `held`.
+    searched: usize,
     inside: bool,
     calls: usize,
 }
@@ -274,7 +286,13 @@ impl CallReader {
         };
         loop {
             let tag = if self.inside { close } else { open };
-            let Some(at) = self.held.find(tag) else { break };
+            let Some(at) = self.held[self.searched..].find(tag).map(|at| at + self.searched) else { break };
+            if self.inside && ends_in_string(&self.held[..at]) {
+                // An argument that speaks of tags.
+                self.searched = at + tag.len();
+                continue;
+            }
+            self.searched = 0;
             let rest = self.held.split_off(at + tag.len());
             let before = std::mem::replace(&mut self.held, rest);
             let before = &before[..at];
@@ -329,12 +347,26 @@ impl CallReader {
     fn call(&mut self, text: &str) -> Option<Piece> {
         let mut call: Map<String, Value> = serde_json::from_str(text.trim()).ok()?;
         let name = call.get("name")?.as_str()?.to_owned();
-        let arguments = ["arguments", "parameters"].iter().find_map(|key| call.remove(*key)).unwrap_or(json!({}));
+        // Any JSON may have a name; a call is of a tool that there is, and has arguments.
+        if !self.names.contains(&name) {
+            return None;
+        }
+        let arguments = ["arguments", "parameters"].iter().find_map(|key| call.remove(*key))?;
         self.calls += 1;
         // Some models write the arguments as a text that is JSON.
         let arguments = arguments.as_str().map(str::to_owned).unwrap_or_else(|| arguments.to_string());
         Some(Piece::Call { name, arguments })
     }
+}
+
+/// Does the beginning of a JSON text end inside of a string?
+fn ends_in_string(json: &str) -> bool {
+    let (mut inside, mut escaped) = (false, false);
+    for byte in json.bytes() {
+        inside ^= byte == b'"' && !escaped;
+        escaped = inside && byte == b'\\' && !escaped;
+    }
+    inside
 }
 
 /// Bytes at the end of a text that a tag may begin with.
@@ -347,7 +379,8 @@ mod tests {
     use super::*;
 
     fn read(family: &'static Family, text: &str, cut: usize) -> (String, Vec<(String, String)>) {
-        let tools = Tools { family, list: vec![], choice: Choice::Auto, parallel: true };
+        let list = ["f", "g"].map(|name| json!({"function": {"name": name}})).to_vec();
+        let tools = Tools { family, list, choice: Choice::Auto, parallel: true };
         let mut reader = tools.reader();
         let letters: Vec<char> = text.chars().collect();
         let mut pieces: Vec<Piece> =
@@ -372,7 +405,7 @@ mod tests {
     fn calls_are_found_however_the_text_is_cut() {
         let hermes = Family::of("{% if tools %}<tool_call>");
         let one = "I look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"ü<\"}}\n</tool_call>\n";
-        let two = format!("{one}<tool_call>{{\"name\": \"g\"}}</tool_call>");
+        let two = format!("{one}<tool_call>{{\"name\": \"g\", \"arguments\": {{}}}}</tool_call>");
         let llama = Family::of("{% if tools %}<|start_header_id|>");
         for cut in 1..90 {
             assert_eq!(read(hermes, one, cut), ("I look.".into(), vec![call("f", "{\"a\":\"ü<\"}")]));
@@ -382,9 +415,18 @@ mod tests {
                 let same = read(hermes, plain, cut).0;
                 assert_eq!(same.replace(' ', ""), plain.replace(' ', ""), "what is no call stays");
             }
+            let tag = "{\"a\":\"\\\\\\\"</tool_call>\"}";
+            let inner = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {tag}}}</tool_call>");
+            assert_eq!(read(hermes, &inner, cut), (String::new(), vec![call("f", tag)]), "a tag inside of a string");
             let text = "{\"name\": \"f\", \"parameters\": {\"n\": 1}}";
             assert_eq!(read(llama, text, cut), (String::new(), vec![call("f", "{\"n\":1}")]));
-            for plain in ["The answer is {}.", "{\"no\": \"call\"}", "{1"] {
+            for plain in [
+                "The answer is {}.",
+                "{\"no\": \"call\"}",
+                "{1",
+                "{\"name\": \"f\"}",
+                "{\"name\": \"x\", \"arguments\": {}}",
+            ] {
                 assert_eq!(read(llama, plain, cut), (plain.into(), vec![]));
             }
         }
@@ -403,6 +445,7 @@ mod tests {
         let read = |list: Vec<Value>, choice| Tools::read(&FAMILIES[2], list, choice, true);
         assert!(read(vec![tool("a b")], None).is_err() && read(vec![json!({"type": "x"})], None).is_err());
         assert!(read(vec![tool("a"), tool("a")], None).is_err());
+        assert!(read((0..=TOOLS).map(|i| tool(&format!("t{i}"))).collect(), None).is_err());
         assert!(read(vec![], Some(json!("required"))).is_err());
         assert!(read(vec![tool("a")], Some(json!({"type": "function", "function": {"name": "b"}}))).is_err());
         assert!(read(vec![tool("a")], Some(json!("none"))).is_ok_and(|t| t.is_none()));

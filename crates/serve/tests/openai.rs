@@ -159,6 +159,11 @@ fn an_echoed_prompt_has_log_probabilities_too() {
     let ids = server.post("/tokenize", &json!({"content": "The sea is", "add_special": true})).ok();
     let prompt = ids["tokens"].as_array().expect("ids").len();
     assert_eq!(["tokens", "token_logprobs", "top_logprobs", "text_offset"].map(length), [prompt + 3; 4]);
+    let chosen = |i: usize| &lists["top_logprobs"][i][lists["tokens"][i].as_str().expect("a token")];
+    assert!(
+        (1..prompt + 3).all(|i| chosen(i) == &lists["token_logprobs"][i]),
+        "the chosen one is always told: {lists}"
+    );
     assert!(lists["token_logprobs"][0].is_null() && lists["token_logprobs"][1].is_number());
     // The prompt alone, scored: the same numbers, whether or not its beginning is cached by now.
     let alone = completion(json!({"echo": true, "logprobs": 1, "max_tokens": 0}));
@@ -305,12 +310,12 @@ fn a_known_beginning_is_not_computed_again() {
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number");
     assert!(cached >= tokens("prompt_tokens") - 32 && cached < tokens("prompt_tokens"), "{second}");
     assert_eq!(first["choices"], second["choices"], "and gives the same answer");
-    assert_eq!(server.metric("vllm:prefix_cache_hits"), cached as f64);
+    assert_eq!(server.metric("vllm:prefix_cache_hits_total"), cached as f64);
     // Nor is it by answers that begin together: three of the four take all full pages from the first one.
     let together = completion(json!({"prompt": "another tale of the land. ".repeat(12), "n": 4, "max_tokens": 4}));
     let usage = server.post("/v1/completions", &together).ok()["usage"].clone();
     let pages = (usage["prompt_tokens"].as_u64().expect("a number") - 1) / 32;
-    assert_eq!(server.metric("vllm:prefix_cache_hits"), (cached + 3 * 32 * pages) as f64);
+    assert_eq!(server.metric("vllm:prefix_cache_hits_total"), (cached + 3 * 32 * pages) as f64);
 }
 
 /// Path, what to add to a good request, status, `param`, `code`, and what the message says.
@@ -337,6 +342,10 @@ fn what_is_wrong_is_named() {
         (CHAT, json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "propertyNames": {"pattern": "a"}}}}}), 400, json!("response_format"), Value::Null, "cannot be used"),
         (CHAT, json!({"structured_outputs": {"regex": "("}}), 400, json!("structured_outputs"), Value::Null, "cannot be used"),
         (CHAT, json!({"structured_outputs": {"choice": ["a"]}, "json_schema": {}}), 400, json!("json_schema"), Value::Null, "two"),
+        (CHAT, json!({"json_schema": {"type": "number", "multipleOf": 99999999}}), 400, json!("json_schema"), Value::Null, "multipleOf"),
+        (CHAT, json!({"json_schema": {}, "ignore_eos": true}), 400, json!("ignore_eos"), Value::Null, "json_schema"),
+        (TEXT, json!({"structured_outputs": {"choice": vec!["x"; 1001]}}), 400, json!("structured_outputs"), Value::Null, "1000"),
+        (CHAT, json!({"chat_template_kwargs": {"messages": []}}), 400, json!("chat_template_kwargs"), Value::Null, "`messages`"),
         (CHAT, json!({"temprature": 1}), 400, json!("temprature"), json!("unknown_parameter"), "temprature"),
         (CHAT, json!({"temperature": "hot"}), 400, json!("temperature"), Value::Null, "invalid type"),
         (CHAT, json!({"temperature": -1}), 400, json!("temperature"), Value::Null, "between"),
@@ -396,6 +405,7 @@ fn models_tokens_and_settings_are_told() {
     let props = server.get("/props").ok();
     assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(4), &json!(512)));
     assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.8);
+    assert!(props["chat_template"].as_str().is_some_and(|t| t.contains("<|im_start|>")), "the one in use: {props}");
     assert_eq!(server.get("/slots").ok().as_array().map(Vec::len), Some(4));
     assert_eq!(server.get("/version").ok()["version"], env!("CARGO_PKG_VERSION"));
 }

@@ -104,6 +104,7 @@ pub struct TemplateInput<'a> {
 /// A parsed chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -122,7 +123,12 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|error| syntax_error(&error))?;
-        Ok(ChatTemplate { environment })
+        Ok(ChatTemplate { environment, source: source.to_owned() })
+    }
+
+    /// Its Jinja source.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The template of this name that comes with Zinc: `chatml` or `gemma`.

@@ -1,6 +1,6 @@
 //! OpenAI's `/v1/chat/completions`.
 
-use super::{Reply, aside, logprobs, parameters};
+use super::{Reply, aside, logprobs, parameters, rule};
 use crate::answer::{Answer, Delta};
 use crate::app::App;
 use crate::error::{ApiError, json_response};
@@ -39,16 +39,15 @@ struct Head {
 
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let asked = read(super::fields(&app, request).await?, &model)?;
-    let Asked { name, streaming, messages, tools, template, grammar, mut generation } = asked;
+    let body = super::body(&app, request).await?;
     let worker = model.clone();
     let prepare = move || {
-        let prompt = worker.encode_prompt(&worker.render(messages.into(), template)?)?;
-        let rule = grammar.map(|(grammar, name)| worker.grammars.compile(grammar, name)).transpose()?;
-        Ok((prompt, rule))
+        let asked = read(Fields::read(&body)?, &worker)?;
+        let prompt = worker.encode_prompt(&worker.render(asked.messages.into(), asked.template)?)?;
+        Ok((asked.name, asked.streaming, asked.tools, asked.grammar, asked.generation, prompt))
     };
-    let (prompt, rule) = aside(prepare).await?;
-    (generation.prompts, generation.rule) = (vec![prompt], rule);
+    let (name, streaming, tools, grammar, mut generation, prompt) = aside(prepare).await?;
+    (generation.prompts, generation.rule) = (vec![prompt], rule(&model, grammar).await?);
     let scored = generation.logprobs.is_some();
     let choices = vec![Reading::new(tools.as_ref()); generation.n];
     let answer = app.generate(&model, generation, TextStart::Beginning)?;
@@ -71,7 +70,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     if top.is_some_and(|n| n > 0) && !logprobs {
         return Err(ApiError::parameter("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
-    let mut variables = fields.object("chat_template_kwargs")?.rest();
+    let mut variables = parameters::template_variables(&mut fields)?;
     if let Some(effort) = fields.take::<String>("reasoning_effort")? {
         variables.insert("reasoning_effort".into(), effort.into());
     }
@@ -89,7 +88,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         predict: parameters::limit(&mut fields, &["max_completion_tokens", "max_tokens"])?,
         sampling: parameters::sampling(&mut fields, model)?,
         stops: parameters::stops(&mut fields)?,
-        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),
         rule: None,
         echo: None,

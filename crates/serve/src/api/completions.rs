@@ -1,7 +1,7 @@
 //! OpenAI's `/v1/completions`.
 
 use super::logprobs::Lists;
-use super::{Reply, aside, parameters};
+use super::{Reply, aside, parameters, rule};
 use crate::answer::{Answer, Delta};
 use crate::app::App;
 use crate::error::{ApiError, json_response};
@@ -56,17 +56,17 @@ struct Head {
 
 pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let Asked { name, streaming, prompts, echo, grammar, mut generation } =
-        read(super::fields(&app, request).await?, &model)?;
-    let encoder = model.clone();
+    let body = super::body(&app, request).await?;
+    let worker = model.clone();
     let prepare = move || {
-        let prompts = prompts.into_iter().map(|prompt| encode(&encoder, prompt)).collect::<Result<Vec<_>, _>>()?;
-        let rule = grammar.map(|(grammar, name)| encoder.grammars.compile(grammar, name)).transpose()?;
-        Ok((prompts, rule))
+        let asked = read(Fields::read(&body)?, &worker)?;
+        let encode = |prompt| encode(&worker, prompt);
+        let prompts = asked.prompts.into_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        Ok((asked.name, asked.streaming, asked.echo, asked.grammar, asked.generation, prompts))
     };
-    let (prompts, rule) = aside(prepare).await?;
+    let (name, streaming, echo, grammar, mut generation, prompts) = aside(prepare).await?;
     let (ids, texts): (Vec<_>, Vec<_>) = prompts.into_iter().unzip();
-    generation.rule = rule;
+    generation.rule = rule(&model, grammar).await?;
     let first = ids.iter().filter(|_| echo).filter_map(|p: &Arc<[u32]>| p.first().copied()).collect();
     generation.prompts = ids;
     generation.echo = echo.then_some(texts);
@@ -93,7 +93,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         predict: Some(parameters::limit(&mut fields, &["max_tokens", "max_completion_tokens"])?.unwrap_or(USUAL)),
         sampling: parameters::sampling(&mut fields, model)?,
         stops: parameters::stops(&mut fields)?,
-        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
         rule: None,
         echo: None,

@@ -1,6 +1,6 @@
 //! What llama.cpp's server has beside OpenAI's paths: tokens, templates, settings, slots.
 
-use super::{Reply, aside, chat};
+use super::{Reply, aside, chat, parameters};
 use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::model::TemplateOptions;
@@ -53,7 +53,7 @@ pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request
     let mut messages = chat::messages(&mut fields)?;
     let tools = chat::tools(&mut fields, &model, &mut messages)?.and_then(|tools| tools.for_template());
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-    let variables = fields.object("chat_template_kwargs")?.rest();
+    let variables = parameters::template_variables(&mut fields)?;
     fields.finish()?;
     let options = TemplateOptions { add_generation_prompt, tools, variables };
     let prompt = aside(move || model.render(messages.into(), options)).await?;
@@ -83,11 +83,11 @@ pub(super) async fn props(State(app): State<Arc<App>>) -> Reply {
         },
         "total_slots": model.parallel,
         "model_alias": model.name(),
-        "chat_template": model.template_source,
+        "chat_template": model.template_source(),
         "bos_token": model.bos,
         "eos_token": model.eos,
         "modalities": {"vision": false, "audio": false},
-        "build_info": super::parameters::fingerprint(),
+        "build_info": parameters::fingerprint(),
     })))
 }
 

@@ -38,7 +38,9 @@ impl Lists {
 
     /// Adds a token.
     pub(super) fn push(&mut self, model: &Model, scored: &Scored, offset: &mut usize) {
-        let top: Map<String, Value> = scored.top.iter().map(|(t, p)| (model.spell(*t), json!(p))).collect();
+        let mut top: Map<String, Value> = scored.top.iter().map(|(t, p)| (model.spell(*t), json!(p))).collect();
+        // The chosen one is there even if it is none of the likeliest.
+        top.entry(model.spell(scored.token)).or_insert(json!(scored.logprob));
         self.add(model, scored.token, offset, json!(scored.logprob), top.into());
     }
 

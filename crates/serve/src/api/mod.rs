@@ -17,6 +17,8 @@ mod parameters;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammar::{Grammar, Rule};
+use crate::model::Model;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -27,6 +29,9 @@ use std::time::Duration;
 
 /// Time that a request's body may take to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// Time that a grammar may wait for others to be compiled.
+const GRAMMAR_TIME: Duration = Duration::from_secs(3);
 
 /// What a handler gives.
 type Reply = Result<Response<Body>, ApiError>;
@@ -80,4 +85,19 @@ async fn fields(app: &App, request: Request) -> Result<Fields, ApiError> {
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
     let ended = |_| ApiError::internal("a template or a tokenizer has failed");
     tokio::task::spawn_blocking(work).await.map_err(ended)?
+}
+
+/// Compiles a grammar and names the parameter it came in where it is at fault; few at a time, so that those that take
+/// long leave room for all else.
+async fn rule(model: &Arc<Model>, grammar: Option<(Grammar, &'static str)>) -> Result<Option<Rule>, ApiError> {
+    let Some((grammar, name)) = grammar else { return Ok(None) };
+    let place = tokio::time::timeout(GRAMMAR_TIME, model.grammars.places.clone().acquire_owned()).await;
+    let Ok(Ok(place)) = place else { return Err(ApiError::busy("other grammars are being compiled; try again later")) };
+    let worker = model.clone();
+    let compile = move || {
+        let rule = worker.grammars.compile(grammar, name);
+        drop(place);
+        rule
+    };
+    aside(compile).await.map(Some)
 }

@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Grammar;
 use crate::model::Model;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(super) fn streaming(fields: &mut Fields) -> Result<Streaming, ApiError> {
 /// How tokens are chosen: what is asked for, otherwise the server's own settings.
 pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> {
     let given = &model.sampling;
-    let seed: Option<i64> = fields.take("seed")?;
+    let seed = seed(fields)?;
     let top_k = fields.count("top_k", -1, i32::MAX as i64)?;
     // vLLM's name goes before llama.cpp's.
     let repeat = fields.number("repetition_penalty", f32::MIN_POSITIVE, 100.0)?;
@@ -68,10 +68,34 @@ pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, A
         presence_penalty: fields.number("presence_penalty", -100.0, 100.0)?.unwrap_or(given.presence_penalty),
         repeat_last_n: last.map_or(given.repeat_last_n, |n| n as i32),
         bias: bias(fields, model)?,
-        seed: seed.and_then(|s| u64::try_from(s).ok()).unwrap_or_else(fresh),
+        seed,
     };
     sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
     Ok(sampling)
+}
+
+/// `seed`: any whole number of 64 bits; a new one where there is none, or it is -1.
+fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
+    const NAME: &str = "seed";
+    let wrong = || ApiError::parameter(NAME, "`seed` must be a whole number of 64 bits");
+    let Some(number) = fields.take::<Number>(NAME)? else { return Ok(fresh()) };
+    match (number.as_i64(), number.as_u64()) {
+        (Some(-1), _) => Ok(fresh()),
+        (_, Some(seed)) => Ok(seed),
+        (Some(seed), None) => Ok(seed as u64),
+        (None, None) => Err(wrong()),
+    }
+}
+
+/// `chat_template_kwargs`: variables for the chat template, but those that the server itself gives it.
+pub(super) fn template_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+    let variables = fields.object(NAME)?.rest();
+    match RESERVED.iter().find(|name| variables.contains_key(**name)) {
+        Some(name) => Err(ApiError::parameter(NAME, format!("`{NAME}` may not set `{name}`, which the server sets"))),
+        None => Ok(variables),
+    }
 }
 
 /// `logit_bias`: an object from token id to what is added.
@@ -111,6 +135,17 @@ pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     match stops.iter().any(String::is_empty) {
         true => Err(ApiError::parameter(NAME, "a stop text must not be empty")),
         false => Ok(stops),
+    }
+}
+
+/// `ignore_eos`: go on after the end. What follows a grammar has an end that nothing can follow.
+pub(super) fn ignore_eos(fields: &mut Fields, grammar: &Option<(Grammar, &'static str)>) -> Result<bool, ApiError> {
+    const NAME: &str = "ignore_eos";
+    match (fields.take(NAME)?.unwrap_or(false), grammar) {
+        (true, Some((_, name))) => {
+            Err(ApiError::parameter(NAME, format!("`{NAME}` cannot be used with `{name}`, whose text has an end")))
+        }
+        (ignore, _) => Ok(ignore),
     }
 }
 
@@ -200,4 +235,30 @@ pub(super) fn usage(usage: crate::generation::Usage) -> Value {
 /// `system_fingerprint`: equal seeds give equal texts where this is equal.
 pub(super) fn fingerprint() -> &'static str {
     concat!("zinc-", env!("CARGO_PKG_VERSION"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(value: Value) -> Fields {
+        Fields::read(value.to_string().as_bytes()).expect("an object")
+    }
+
+    #[test]
+    fn a_seed_is_any_number_of_64_bits_and_minus_one_is_none() {
+        let read = |value: Value| seed(&mut fields(json!({"seed": value})));
+        for (given, expected) in [(json!(7), 7), (json!(u64::MAX - 1), u64::MAX - 1), (json!(-2), u64::MAX - 1)] {
+            assert_eq!(read(given).expect("a seed"), expected);
+        }
+        assert_ne!(read(json!(-1)).expect("a seed"), read(json!(-1)).expect("another"));
+        assert!(read(json!(1.5)).is_err() && read(json!("x")).is_err());
+    }
+
+    #[test]
+    fn variables_of_a_template_leave_the_servers_own_alone() {
+        let read = |name: &str| template_variables(&mut fields(json!({"chat_template_kwargs": {name: true}})));
+        assert!(read("enable_thinking").is_ok_and(|v| v.len() == 1));
+        assert!(["messages", "tools", "bos_token", "add_generation_prompt"].iter().all(|name| read(name).is_err()));
+    }
 }

@@ -42,7 +42,6 @@ pub(crate) fn load(setup: Setup) -> Result<Loaded, String> {
         engine,
         tokenizer: Tokenizer::from_metadata(gguf.metadata()).map_err(|e| e.to_string())?,
         template: Some(ChatTemplate::builtin("chatml").map_err(|e| e.to_string())?),
-        template_source: "chatml".into(),
         names: vec!["tiny".into(), "also-tiny".into()],
         trained_context: model.spec.context,
         sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..Sampling::default() },

@@ -211,7 +211,6 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
     let session = begun.load_for(&arguments.compute, Needs::Usual, parallel, &interrupt)?;
     Ok(Loaded {
         template,
-        template_source: source.filter(|_| own).unwrap_or_default(),
         names: names(&arguments.server.alias, &arguments.model, &session.source.name),
         trained_context: session.source.model.spec.context,
         tokenizer: session.tokenizer,
