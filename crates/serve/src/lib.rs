@@ -5,8 +5,8 @@
 //!                            ◄─ Answer (text, stop strings) ◄─Update─┘
 //! ```
 //!
-//! Each family of wire formats is a module of `api`; all of them make the same [`generation::Generation`] and read the
-//! same [`answer::Answer`]. The engine knows nothing of HTTP, and no client can hold it up.
+//! Each family of wire formats is a module of `api`; all of them make the same `generation::Generation` and read the
+//! same `answer::Answer`. The engine knows nothing of HTTP, and no client can hold it up.
 
 mod answer;
 mod api;
