@@ -16,6 +16,8 @@ use zinc_text::TextStart;
 /// A server's state.
 pub(crate) struct App {
     keys: RwLock<Keys>,
+    /// The host it listens on, if none but this machine is to reach it.
+    local: Option<String>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) max_body: usize,
     snapshot: Arc<Mutex<Snapshot>>,
@@ -31,6 +33,7 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(
         keys: Keys,
+        local: Option<String>,
         max_body: usize,
         most: usize,
         commands: mpsc::Sender<Command>,
@@ -41,6 +44,7 @@ impl App {
         let most = most.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         App {
             keys: RwLock::new(keys),
+            local,
             metrics,
             max_body,
             snapshot,
@@ -62,6 +66,12 @@ impl App {
     pub(crate) fn admits(&self, key: Option<&str>) -> bool {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.is_open() || key.is_some_and(|key| keys.admit(key))
+    }
+
+    /// The host that requests must name, besides this machine's usual names: nothing else protects the server.
+    pub(crate) fn only_host(&self) -> Option<&str> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        self.local.as_deref().filter(|_| keys.is_open())
     }
 
     /// Takes other keys from now on. None at all are refused where there were some: a closed server stays closed.

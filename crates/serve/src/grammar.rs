@@ -168,7 +168,7 @@ impl Grammars {
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&environment).ok();
         if let Some(factory) = &mut factory {
-            factory.quiet();
+            factory.quiet().limits_mut().verbose_errors = false;
         }
         Grammars { factory, places }
     }
@@ -180,9 +180,17 @@ impl Grammars {
         grammar.check().map_err(|why| wrong(&why))?;
         let factory = self.factory.as_ref().ok_or_else(missing)?;
         let mut matcher = Matcher::new(factory.create_parser(grammar.top_level()));
-        // Some faults show only when the first token is asked for.
+        // Some faults show only when the first token is asked for, or has been taken.
         let first = matcher.compute_mask_or_eos();
-        match first {
+        let tried = first.and_then(|mask| {
+            if let Some(token) = mask.first_bit_set() {
+                let mut trial = matcher.deep_clone();
+                trial.consume_token(token as u32)?;
+                trial.compute_mask_or_eos()?;
+            }
+            Ok(mask)
+        });
+        match tried {
             Ok(mask) if !mask.is_zero() => Ok(Rule { matcher, mask: None }),
             Ok(_) => Err(wrong("allows no text at all")),
             Err(error) => Err(wrong(&format!("cannot be used: {}", reason(&error)))),
@@ -281,11 +289,14 @@ mod tests {
     #[test]
     fn what_cannot_be_compiled_is_an_error_that_names_the_parameter() {
         let (tokenizer, grammars) = grammars();
+        let wide: Map<String, Value> = (0..600).map(|i| (format!("m{i}"), json!({"type": "string"}))).collect();
         for grammar in [
             Grammar::Schema(json!({"type": "no such type"})),
             Grammar::Schema(json!(false)),
             Grammar::Regex("(".into()),
             Grammar::Lark("start: undefined".into()),
+            // The first token of its answers shows that it is too large.
+            Grammar::Schema(json!({"type": "object", "properties": wide, "additionalProperties": false})),
             Grammar::Choice(vec![]),
             Grammar::Choice(vec!["x".into(); CHOICES + 1]),
             Grammar::Regex("x".repeat(BYTES + 1)),
@@ -301,6 +312,8 @@ mod tests {
             let schema = json!({"type": "number", "multipleOf": step});
             assert!(grammars.compile(Grammar::Schema(schema), "here").is_ok(), "{step}");
         }
+        let many: Vec<String> = (0..CHOICES).map(|i| format!("text {i} of many")).collect();
+        assert!(grammars.compile(Grammar::Choice(many), "here").is_ok());
         let endless = Grammars::new(&tokenizer, 300, &[]);
         assert!(endless.compile(Grammar::object(), "here").is_err());
     }

@@ -1,18 +1,20 @@
 //! What every request passes through: its number, its key, and where it comes from.
 //!
 //! ```text
-//! request ─ span with x-request-id ─ origin ─ key ─► handler ─► x-request-id, one line in the log
+//! request ─ span with x-request-id ─ host, origin ─ key ─► handler ─► x-request-id, one line in the log
 //! ```
 
 use crate::app::App;
 use crate::error::ApiError;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::Instrument;
@@ -20,14 +22,14 @@ use tracing::Instrument;
 const REQUEST_ID: &str = "x-request-id";
 
 /// Names the request, refuses pages of other sites, and writes a line about how it went.
-pub(crate) async fn accompany(request: Request, next: Next) -> Response<Body> {
+pub(crate) async fn accompany(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
     let start = Instant::now();
     let id = request_id(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("http", request_id = %id);
-    let mut response = match same_site(request.headers()) {
-        true => next.run(request).instrument(span.clone()).await,
-        false => ApiError::forbidden("pages of other sites may not use this server").into_response(),
+    let mut response = match admit_site(&app, request.headers()) {
+        Ok(()) => next.run(request).instrument(span.clone()).await,
+        Err(message) => ApiError::forbidden(message).into_response(),
     };
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -49,6 +51,29 @@ fn request_id(headers: &HeaderMap) -> String {
         Some(id) => id.to_owned(),
         None => format!("req-{:016x}", RandomState::new().hash_one(())),
     }
+}
+
+/// May a page of this site ask under this name?
+fn admit_site(app: &App, headers: &HeaderMap) -> Result<(), &'static str> {
+    if app.only_host().is_some_and(|host| !names_this_machine(headers, host)) {
+        return Err(
+            "without keys this server answers to localhost only; ask for that, or start it with --api-key, or \
+                    with --allow-anyone",
+        );
+    }
+    if same_site(headers) { Ok(()) } else { Err("pages of other sites may not use this server") }
+}
+
+/// Is the request for this machine? A page can have its own site's name lead here once it is in a browser, so that the
+/// browser takes this server for that site.
+fn names_this_machine(headers: &HeaderMap, own: &str) -> bool {
+    // Browsers always name it.
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Some(host) = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()) else { return false };
+    let host = host.host();
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        || ["localhost", own].iter().any(|name| host.eq_ignore_ascii_case(name))
 }
 
 /// Browsers name the site of the page that asks. Only a page that this server itself gave out may ask.
@@ -100,6 +125,20 @@ mod tests {
         let asks = |origin| same_site(&headers(&[("host", "127.0.0.1:8080"), ("origin", origin)]));
         assert!(asks("http://127.0.0.1:8080") && same_site(&headers(&[("host", "x")])));
         assert!(!asks("http://evil.example") && !asks("null") && !asks("http://127.0.0.1:80"));
+    }
+
+    #[test]
+    fn only_this_machines_names_lead_to_an_open_server() {
+        let leads = |host| names_this_machine(&headers(&[("host", host)]), "box.lan");
+        assert!(
+            ["127.0.0.1:8080", "[::1]:80", "localhost", "LocalHost:1", "127.9.9.9", "Box.lan:8080"].map(leads)
+                == [true; 6]
+        );
+        assert!(
+            ["evil.example", "192.168.0.1:8080", "localhost.evil.example", "127.0.0.1.evil", "", "a b"].map(leads)
+                == [false; 6]
+        );
+        assert!(names_this_machine(&headers(&[]), "box.lan"));
     }
 
     #[test]

@@ -59,7 +59,8 @@ pub struct Config {
     pub keys: Keys,
     /// Reads the keys anew on SIGHUP, if signals are taken over; the old ones stay where that fails.
     pub reload: Option<Reload>,
-    /// Listen on an address that others can reach even though there are no keys.
+    /// Listen on an address that others can reach even though there are no keys, or be reached by any name on one that
+    /// they cannot.
     pub allow_anyone: bool,
     /// Most sequences that run or wait; what is above is refused.
     pub most_sequences: usize,
@@ -67,7 +68,8 @@ pub struct Config {
     pub max_body: usize,
     /// Time that requests have to end when the server is stopped.
     pub grace: Duration,
-    /// Take over Ctrl-C and SIGTERM: the first one lets requests end, the second one ends the process with code 130.
+    /// Take over Ctrl-C and SIGTERM: the first one lets requests end, the second one ends the process with code 130. And
+    /// SIGHUP, which ends nothing.
     pub signals: bool,
 }
 
@@ -185,14 +187,16 @@ impl Server {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let Server { config, listener, stop, .. } = self;
+        let Server { config, listener, address, stop } = self;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(2).max_blocking_threads(8).thread_name("zinc-http").enable_all();
         let runtime = builder.build().map_err(ServeError::Threads)?;
         let (commands, queue) = channel();
         let (metrics, snapshot) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Snapshot::default())));
         let (keys, most) = (config.keys.clone(), config.most_sequences);
-        let app = Arc::new(App::new(keys, config.max_body, most, commands, metrics.clone(), snapshot.clone()));
+        let local = (address.ip().is_loopback() && !config.allow_anyone).then(|| config.host.clone());
+        let app = App::new(keys, local, config.max_body, most, commands, metrics.clone(), snapshot.clone());
+        let app = Arc::new(app);
         let work = {
             let (app, stop) = (app.clone(), stop.clone());
             move || {
@@ -211,9 +215,7 @@ impl Server {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
             if config.signals {
                 tokio::spawn(signals::obey(stop));
-                if let Some(reload) = config.reload.clone() {
-                    tokio::spawn(signals::reload(reload, app.clone()));
-                }
+                tokio::spawn(signals::reload(config.reload.clone(), app.clone()));
             }
             listener::listen(listener, routes(&app), &app, stages, config.grace).await;
             Ok(())
@@ -256,5 +258,5 @@ fn routes(app: &Arc<App>) -> Router {
         |request: Request| async move { ApiError::no_method(request.method().as_str(), request.uri().path()) };
     let closed = api::router().layer(middleware::from_fn_with_state(app.clone(), guard::ask_for_key));
     let routes = closed.merge(api::open_router()).fallback(nothing).method_not_allowed_fallback(no_method);
-    routes.layer(middleware::from_fn(guard::accompany)).with_state(app.clone())
+    routes.layer(middleware::from_fn_with_state(app.clone(), guard::accompany)).with_state(app.clone())
 }

@@ -14,12 +14,16 @@ pub(crate) async fn obey(stop: Stop) {
     std::process::exit(130);
 }
 
-/// Reads the keys anew at every SIGHUP.
+/// Reads the keys anew at every SIGHUP, which ends the server in no case.
 #[cfg(unix)]
-pub(crate) async fn reload(reload: Reload, app: Arc<App>) {
+pub(crate) async fn reload(reload: Option<Reload>, app: Arc<App>) {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
+        let Some(reload) = &reload else {
+            tracing::warn!("SIGHUP came, but there is no file of keys to read anew");
+            continue;
+        };
         match reload.read().map(|keys| app.set_keys(keys)) {
             Ok(true) => tracing::info!("the keys were read anew"),
             Ok(false) => tracing::error!("there are no keys any more; the old ones stay"),
@@ -30,7 +34,7 @@ pub(crate) async fn reload(reload: Reload, app: Arc<App>) {
 
 /// There is no SIGHUP here.
 #[cfg(not(unix))]
-pub(crate) async fn reload(_: Reload, _: Arc<App>) {}
+pub(crate) async fn reload(_: Option<Reload>, _: Arc<App>) {}
 
 /// Waits for a signal. Where one cannot be taken over it does what it always does.
 #[cfg(unix)]

@@ -33,7 +33,7 @@ fn a_client_that_leaves_leaves_nothing_behind() {
         let mut connections = vec![];
         for _ in 0..3 {
             let body = endless(json!({"stream": stream, "n": 2})).to_string();
-            let head = "POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length:";
+            let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length:";
             let mut connection = TcpStream::connect(server.address).expect("a connection");
             connection.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).expect("sent");
             connections.push(connection);
@@ -234,7 +234,16 @@ fn strangers_and_giants_are_refused() {
     let post = || Request::new("POST", "/v1/completions");
     let reply = post().header("Origin", "http://evil.example").body(&*body).send(server.address).finish();
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (403, None));
-    assert_eq!(post().header("Origin", "http://test").body(&*body).send(server.address).finish().status, 200);
+    assert_eq!(post().header("Origin", "http://localhost").body(&*body).send(server.address).finish().status, 200);
+    let named = |host: &str| {
+        let head = format!("GET /live HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let mut connection = TcpStream::connect(server.address).expect("a connection");
+        connection.write_all(head.as_bytes()).expect("sent");
+        let mut said = String::new();
+        connection.read_to_string(&mut said).expect("an answer");
+        said[9..12].to_owned()
+    };
+    assert_eq!(["evil.example", "localhost:1", "127.0.0.1"].map(named), ["403", "200", "200"], "names that lead here");
     let giant = post().body(" ".repeat((1 << 20) + 1)).send(server.address).finish();
     assert_eq!((giant.status, giant.json()["error"]["code"].as_str()), (413, Some("request_too_large")));
     assert_eq!(post().body("{").send(server.address).finish().status, 400);
@@ -262,8 +271,8 @@ fn who_sends_half_a_request_holds_nobody_up() {
     let held: Vec<TcpStream> = (0..200)
         .map(|i| match i % 3 {
             0 => half(""),
-            1 => half("POST /v1/completions HTTP/1.1\r\nHost: te"),
-            _ => half("POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n{"),
+            1 => half("POST /v1/completions HTTP/1.1\r\nHost: lo"),
+            _ => half("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"),
         })
         .collect();
     let reply = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true}));

@@ -4,6 +4,7 @@
 //! pieces ─► held back while they may be the start of a stop string ─► text, until one is whole
 //! ```
 
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A list of stop strings that cannot be used: the index of an empty one (counted from 1 in the message).
@@ -25,17 +26,18 @@ pub struct Stopped {
 /// How the text was cut into pieces makes no difference.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     held: String,
     found: Option<usize>,
 }
 
 impl StopMatcher {
-    /// Takes the stop strings; an empty list stops nothing.
+    /// Takes the stop strings; an empty list stops nothing. Clones of the matcher share them.
     ///
     /// # Errors
     /// The number of a stop string that is empty.
-    pub fn new(stops: Vec<String>) -> Result<Self, StopError> {
+    pub fn new(stops: impl Into<Arc<[String]>>) -> Result<Self, StopError> {
+        let stops = stops.into();
         match stops.iter().position(String::is_empty) {
             Some(number) => Err(StopError(number)),
             None => Ok(StopMatcher { stops, held: String::new(), found: None }),

@@ -67,8 +67,14 @@ fn ends_when_it_is_told_to() {
     for name in ["INT", "TERM"] {
         let served = Served::start(&[&model("llama")]);
         // The shell's own `kill`: not every system has the program.
-        let kill = format!("kill -{name} {}", served.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        let kill = |name: &str| {
+            let kill = format!("kill -{name} {}", served.child.id());
+            assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        };
+        kill("HUP");
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(ureq::get(format!("{}/health", served.base)).call().is_ok(), "a closed terminal is no reason to end");
+        kill(name);
         assert_eq!(served.end(), Some(0), "{name}");
     }
 }

@@ -13,7 +13,7 @@ use crate::sse::{self, Wire, event};
 use crate::tools::{self, CallReader, Piece, Tools};
 use axum::extract::{Request, State};
 use parameters::Streaming;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use zinc_text::TextStart;
 
@@ -129,15 +129,40 @@ pub(super) fn messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             }
             Some(_) => {}
         }
+        let calls = read_calls(message).map_err(&wrong)?;
         let content = match message.get("content") {
             Some(Value::Array(parts)) => Value::String(parts_text(parts).map_err(|what| wrong(&what))?),
             Some(Value::String(_)) => continue,
-            None | Some(Value::Null) if message.contains_key("tool_calls") => continue,
+            None | Some(Value::Null) if calls > 0 => continue,
             None | Some(_) => return Err(wrong("must have a `content`: a text, or a list of parts")),
         };
         message.insert("content".into(), content);
     }
     Ok(messages)
+}
+
+/// The number of calls that a message has made; an error says what is wrong with them.
+fn read_calls(message: &mut Map<String, Value>) -> Result<usize, &'static str> {
+    const NAME: &str = "tool_calls";
+    let calls = match message.get(NAME) {
+        None => return Ok(0),
+        Some(Value::Null) => {
+            message.shift_remove(NAME);
+            return Ok(0);
+        }
+        Some(Value::Array(calls)) => calls,
+        Some(_) => return Err("has `tool_calls` that are no list"),
+    };
+    let good = |call: &Value| {
+        let function = &call["function"];
+        (call["type"].is_null() || call["type"] == "function")
+            && function["name"].is_string()
+            && (function["arguments"].is_string() || function["arguments"].is_object())
+    };
+    match calls.iter().all(good) {
+        true => Ok(calls.len()),
+        false => Err("has a call in `tool_calls` without a `function` with a `name` and `arguments`"),
+    }
 }
 
 /// `tools` and what belongs to them; the messages are told as far as the template does not do that.

@@ -24,6 +24,9 @@ const WITHOUT_EFFECT: &[&str] = &[
     "request_id",
 ];
 
+/// Most bytes of a stop text: each piece of each answer is compared with all of it.
+const STOP_BYTES: usize = 1024;
+
 /// How an answer is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streaming {
@@ -131,6 +134,9 @@ pub(super) fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     };
     if stops.len() > 16 {
         return Err(ApiError::parameter(NAME, "`stop` may have 16 texts at most"));
+    }
+    if stops.iter().any(|stop| stop.len() > STOP_BYTES) {
+        return Err(ApiError::parameter(NAME, format!("a stop text may have {STOP_BYTES} bytes at most")));
     }
     match stops.iter().any(String::is_empty) {
         true => Err(ApiError::parameter(NAME, "a stop text must not be empty")),

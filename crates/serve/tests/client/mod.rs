@@ -139,7 +139,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(method: &str, path: &str) -> Request {
-        Request { head: format!("{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"), body: None }
+        Request { head: format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"), body: None }
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Request {

@@ -54,7 +54,7 @@ struct ServerArgs {
     /// Read keys from a file, one a line; lines that begin with # do not count. SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Let anyone who can reach the address use the server without a key
+    /// Let anyone who can reach the address, by whatever name, use the server without a key
     #[arg(long)]
     allow_anyone: bool,
     /// Name of the model for clients; can be given several times. Default: the file's name
