@@ -1,4 +1,4 @@
-//! Mat-vec kernels for 1 to 8 rows: `[norm] · W [+ bias]`, with residual or gated-unit epilogues.
+//! Mat-vec kernels for few rows, at most 8: `[norm] · W [+ bias]`, with residual or gated-unit epilogues.
 //!
 //! ```text
 //! x ─[select_rows]─[rms_norm]─► matmul ─[bias]─► y              MATVEC

@@ -1,4 +1,4 @@
-//! The front of an attention block in one launch, for 1 to 8 rows.
+//! The front of an attention block in one launch, for few rows, at most 8.
 //!
 //! ```text
 //! x ─[rms_norm]─┬─ matmul Wq ─[bias]─[head norm]─[rope]────────────► q

@@ -170,26 +170,13 @@ struct Lines<'b> {
 }
 
 impl<'b> Body<'_, 'b> {
-    /// This lane's items out of `items`: (number, is there one), straight-line. A last one that is none repeats the last.
-    fn items(&self, items: u32) -> Vec<(Val<'b>, Val<'b>)> {
-        let (b, lanes) = (self.b, self.s.lanes);
-        let item = |turn: u32| {
-            let i = b.local_id() + turn * lanes;
-            match (turn + 1) * lanes <= items {
-                true => (i, b.bool(true)),
-                false => (i.min(b.u32(items - 1)), i.lt(items)),
-            }
-        };
-        (0..items.div_ceil(lanes)).map(item).collect()
-    }
-
     fn weight_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
-        self.items(self.s.weight_lines() * self.t.units)
+        self.s.items(self.b, self.s.weight_lines() * self.t.units)
     }
 
     /// Pieces of eight inputs.
     fn input_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
-        self.items(self.s.rows * self.t.units * (UNIT / EIGHT))
+        self.s.items(self.b, self.s.rows * self.t.units * (UNIT / EIGHT))
     }
 
     /// Reads step `step` from global memory.

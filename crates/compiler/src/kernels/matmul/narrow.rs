@@ -224,19 +224,6 @@ struct Body<'a, 'b> {
 }
 
 impl<'b> Body<'_, 'b> {
-    /// This lane's pieces of a chunk's inputs: (number, is there one). One that is none repeats the last.
-    fn input_items(&self) -> Vec<(Val<'b>, Val<'b>)> {
-        let (b, lanes, items) = (self.b, self.s.lanes, self.t.inputs());
-        let item = |turn: u32| {
-            let i = b.local_id() + turn * lanes;
-            match (turn + 1) * lanes <= items {
-                true => (i, b.bool(true)),
-                false => (i.min(b.u32(items - 1)), i.lt(items)),
-            }
-        };
-        (0..items.div_ceil(lanes)).map(item).collect()
-    }
-
     /// Reads this lane's pieces of the inputs of the chunk that starts at unit `first`.
     fn read_inputs(&self, first: Val<'b>) -> Vec<Val<'b>> {
         let (b, t, s) = (self.b, self.t, self.s);
@@ -245,14 +232,14 @@ impl<'b> Body<'_, 'b> {
             let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
             s.eight_halves(b, s.input_row(b, i / (t.chunk() * PIECES)) + col)
         };
-        self.input_items().into_iter().map(read).collect()
+        self.s.items(b, t.inputs()).into_iter().map(read).collect()
     }
 
     /// Keeps what [`Body::read_inputs`] has read in the shared memory.
     fn keep_inputs(&self, inputs: &[Val<'b>]) {
         let (b, t) = (self.b, self.t);
         let pieces = t.chunk() * PIECES;
-        for ((i, real), eight) in self.input_items().into_iter().zip(inputs) {
+        for ((i, real), eight) in self.s.items(b, t.inputs()).into_iter().zip(inputs) {
             let at = i / pieces * t.input_stride() + i % pieces;
             b.if_(real, || b.shared_store(self.memory, at, *eight));
         }

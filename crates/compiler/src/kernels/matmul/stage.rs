@@ -127,6 +127,18 @@ impl<'b> Stage<'_, 'b> {
         }
     }
 
+    /// A lane's items out of `items`: (number, is there one), straight-line. A last one that is none repeats the last.
+    pub(super) fn items(&self, b: &'b Builder, items: u32) -> Vec<(Val<'b>, Val<'b>)> {
+        let item = |turn: u32| {
+            let i = b.local_id() + turn * self.lanes;
+            match (turn + 1) * self.lanes <= items {
+                true => (i, b.bool(true)),
+                false => (i.min(b.u32(items - 1)), i.lt(items)),
+            }
+        };
+        (0..items.div_ceil(self.lanes)).map(item).collect()
+    }
+
     /// Units of a row.
     pub(super) fn units(&self) -> u32 {
         self.size.cols / UNIT
