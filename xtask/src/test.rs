@@ -44,11 +44,14 @@ const ENGINE_ON_VULKAN: &[&str] =
     &["--package=zinc-conformance", "--test=streams", "--test=allocations", "--test=ahead"];
 /// Whole models through the binary's crate.
 const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real", "--test", "tune"];
+/// Many clients for a minute, by themselves: no part of `--workspace`.
+const LOAD: &[&str] = &["--package=zinc", "--test=load"];
 const RADV: &[&str] = &["--package", "zinc-conformance", "--test", "radv"];
 
 #[rustfmt::skip]
 const JOBS: &[Job] = &[
     Job { name: "host", driver: None, targets: &["--workspace"] },
+    Job { name: "load", driver: None, targets: LOAD },
     Job { name: "vulkan, subgroups of 4", driver: Some("lavapipe-validated:128"), targets: VULKAN },
     Job { name: "vulkan, subgroups of 8", driver: Some("lavapipe-validated:256"), targets: VULKAN },
     Job { name: "vulkan, subgroups of 16", driver: Some("lavapipe-validated:512"), targets: VULKAN },
@@ -95,7 +98,9 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     if !shared_fixtures().is_dir() {
         println!("not run: tests against shared fixtures ({} is absent)", shared_fixtures().display());
     }
-    let wanted = |job: &&Job| only.is_none_or(|part| job.name.contains(part)) && !(fast && job.driver.is_some());
+    let wanted = |job: &&Job| {
+        only.is_none_or(|part| job.name.contains(part)) && !(fast && (job.driver.is_some() || job.targets == LOAD))
+    };
     let jobs: Vec<&Job> = JOBS.iter().filter(wanted).collect();
     if jobs.is_empty() {
         return Err(format!("no job's name contains `{}`", only.unwrap_or_default()));

@@ -2,64 +2,13 @@
 //! own client.
 
 mod program;
+mod served;
 
 use program::*;
-use std::io::{BufRead, BufReader, Read};
+use served::Served;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// A running `zinc serve`.
-struct Served {
-    child: Child,
-    /// As in `http://127.0.0.1:1234`.
-    base: String,
-}
-
-impl Served {
-    fn start(arguments: &[&str]) -> Served {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
-            .args(["serve", "--port", "0", "--device", "cpu"])
-            .args(arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("zinc starts");
-        let mut said = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        said.read_line(&mut line).expect("a line");
-        let base = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("an address, not {line:?}"));
-        let base = base.to_owned();
-        // Whoever writes a log must not wait for a reader.
-        std::thread::spawn(move || said.read_to_end(&mut vec![]));
-        let served = Served { child, base };
-        let start = Instant::now();
-        while ureq::get(format!("{}/health", served.base)).call().is_err() {
-            assert!(start.elapsed() < Duration::from_secs(60), "the model is not loaded after a minute");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        served
-    }
-
-    /// Waits for its end, for half a minute at most.
-    #[cfg(unix)]
-    fn end(mut self) -> Option<i32> {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(30) {
-            if let Some(status) = self.child.try_wait().expect("a status") {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("it does not end");
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
 
 #[cfg(unix)]
 #[test]
@@ -68,7 +17,7 @@ fn ends_when_it_is_told_to() {
         let served = Served::start(&[&model("llama")]);
         // The shell's own `kill`: not every system has the program.
         let kill = |name: &str| {
-            let kill = format!("kill -{name} {}", served.child.id());
+            let kill = format!("kill -{name} {}", served.id());
             assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
         };
         kill("HUP");
@@ -89,7 +38,7 @@ fn reads_its_keys_anew() {
         ureq::get(format!("{}/v1/models", served.base)).header("Authorization", format!("Bearer {key}")).call().is_ok()
     };
     let hang_up = || {
-        let kill = format!("kill -HUP {}", served.child.id());
+        let kill = format!("kill -HUP {}", served.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
     };
     assert!(opens("sk-old") && !opens("sk-new"));

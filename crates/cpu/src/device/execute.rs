@@ -14,7 +14,7 @@ use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
 use zinc_ir::plan::{ActPrecision, CHAINED, NO_SLOT, Step, StepOutput, Tail, rotations};
 use zinc_ir::sample;
 
-/// Values of a step, kept from step to step of one program.
+/// Values of a step, whose memory serves the next one, of whatever program.
 #[derive(Default)]
 pub(super) struct Values {
     pub(super) slots: Vec<Vec<f32>>,
@@ -65,7 +65,9 @@ pub(super) fn each_row(pool: &Pool, data: &mut [f32], rows: usize, f: impl Fn(us
 impl Run<'_> {
     /// Runs everything; adds the time of each work to its launch if asked.
     pub(super) fn run(&mut self, mut times: Option<&mut [Duration]>, output: &mut StepOutput) {
-        self.values.slots.resize_with(self.program.slots.len(), Vec::new);
+        // Never fewer: the next program may need them again.
+        let slots = self.program.slots.len().max(self.values.slots.len());
+        self.values.slots.resize_with(slots, Vec::new);
         turn(self.pool, self.graph, self.step, &mut self.values.turns);
         let program = self.program;
         for work in &program.works {

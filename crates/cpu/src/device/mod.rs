@@ -24,7 +24,6 @@ use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
 struct Prepared {
     plan: Arc<Plan>,
     program: Program,
-    values: Values,
     /// Time of each launch in the last run, when measured.
     times: Option<Vec<Duration>>,
 }
@@ -36,6 +35,8 @@ pub struct CpuDevice {
     caps: Caps,
     model: Option<Model>,
     programs: Vec<Prepared>,
+    /// Of all programs: only one runs at a time, and each by itself would hold as much as its largest step needs.
+    values: Values,
     activations: Activations,
     results: Immediate,
 }
@@ -64,6 +65,7 @@ impl CpuDevice {
             caps: Caps::native(),
             model: None,
             programs: Vec::new(),
+            values: Values::default(),
             activations: Activations::new(isa),
             results: Immediate::default(),
         })
@@ -106,6 +108,7 @@ impl Device for CpuDevice {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), DeviceError> {
         self.programs.clear();
+        self.values = Values::default();
         self.results = Immediate::default();
         self.model = None;
         self.model = Some(Model::load(&self.pool, self.isa, graph, kv, weights, progress)?);
@@ -129,8 +132,7 @@ impl Device for CpuDevice {
             }
         }
         let program = Program::new(plan, &|w| model.matrix(w).takes_integers());
-        let (plan, values) = (plan.clone(), Values::default());
-        self.programs.push(Prepared { plan, program, values, times: None });
+        self.programs.push(Prepared { plan: plan.clone(), program, times: None });
         Ok(ProgramId(self.programs.len() as u32 - 1))
     }
 
@@ -152,7 +154,7 @@ impl Device for CpuDevice {
             graph: &plan.graph,
             model,
             program: &prepared.program,
-            values: &mut prepared.values,
+            values: &mut self.values,
             activations: &mut self.activations,
             step,
             chain: self.results.chain(),
