@@ -11,6 +11,7 @@
 //! [`Device`]; text is the caller's business.
 
 use crate::ahead::Ahead;
+use crate::audit::AuditError;
 use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
@@ -26,6 +27,9 @@ use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, Plan, StepOu
 
 /// Logits that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
+
+/// A sequence for which so many steps have failed since its last token is not tried again.
+const MOST_FAILURES: u32 = 2;
 
 /// Sizes and precision of an engine.
 #[derive(Clone, Debug)]
@@ -265,11 +269,20 @@ impl Engine {
         (self.pool.free(), self.pool.pages())
     }
 
-    /// How busy it is. Looks at every page kept for later prompts: not for every step.
+    /// How busy it is.
     pub fn load(&self) -> Load {
         let (running, waiting) = self.scheduler.sequences();
-        let (kept, pages) = (self.scheduler.kept_pages(&self.pool), self.pool.pages());
+        let (kept, pages) = (self.pool.idle(), self.pool.pages());
         Load { running, waiting, pages_used: pages - self.pool.free() - kept, pages_kept: kept, pages }
+    }
+
+    /// Checks that every page is where it should be: free, kept for later, or held by as many sequences as its count says,
+    /// and that none that is shared is still written. Looks at everything; for tests.
+    ///
+    /// # Errors
+    /// What is wrong: a bug.
+    pub fn audit(&self) -> Result<(), AuditError> {
+        self.scheduler.audit(&self.pool)
     }
 
     /// How often a sequence had to be run again because the KV pool was full.
@@ -305,6 +318,7 @@ impl Engine {
             id,
             tokens: request.prompt,
             cached: 0,
+            computed: 0,
             ahead: 0,
             ahead_row: 0,
             pages: vec![],
@@ -319,6 +333,7 @@ impl Engine {
             prompt,
             shared: (0, 0),
             started: false,
+            failures: 0,
         });
         Ok(id)
     }
@@ -371,20 +386,22 @@ impl Engine {
 
     /// Runs a step and adds what came of it to `events`: nothing if the engine is idle, or if only parts of prompts were
     /// run. The device may be at work on the following step when this returns. After an error the same steps can be tried
-    /// again.
+    /// again, or all that led there, see [`Engine::recover`].
     pub fn step_into(
         &mut self,
         events: &mut Vec<Event>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), EngineError> {
-        self.prepare_step(progress)?;
+        self.prepare_blaming(progress)?;
         loop {
             self.fill_device()?;
             self.look_ahead();
             let Some(oldest) = self.flight.pop_front() else { return Ok(()) };
             let waited = self.device.wait(oldest.ticket, &mut self.output);
             if let Err(error) = waited {
-                self.abandon(oldest.batch);
+                self.take_back();
+                self.scheduler.undo(&oldest.batch);
+                self.scheduler.blame(&oldest.batch);
                 return Err(error.into());
             }
             let step = &oldest.batch.step;
@@ -400,8 +417,25 @@ impl Engine {
             if wanted {
                 return Ok(());
             }
-            self.prepare_step(progress)?;
+            self.prepare_blaming(progress)?;
         }
+    }
+
+    /// Prepares a step; what it was for is to blame if that fails.
+    fn prepare_blaming(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), EngineError> {
+        let prepared = self.prepare_step(progress);
+        if let (Err(_), Some(batch)) = (&prepared, &self.chosen) {
+            self.scheduler.blame(batch);
+        }
+        prepared.map(|_| ())
+    }
+
+    /// After an error of [`Engine::step_into`]: computes all sequences anew from their tokens, once what has failed works
+    /// again. A sequence that has had a part in two failed steps since its last token may be what they failed for: it is
+    /// dropped and named, and no more events of it come.
+    pub fn recover(&mut self) -> Vec<SequenceId> {
+        self.take_back();
+        self.scheduler.restart(MOST_FAILURES, &mut self.pool)
     }
 
     /// Chooses a batch if there is room on the device and enough is known.
@@ -428,7 +462,9 @@ impl Engine {
                 self.begin(bucket);
                 return Ok(());
             };
-            let (program, ticket) = (program.clone(), self.device.submit(program.id, &batch.step)?);
+            let program = program.clone();
+            let submitted = self.device.submit(program.id, &batch.step);
+            let ticket = submitted.inspect_err(|_| self.scheduler.blame(batch))?;
             if let Some(batch) = self.chosen.take() {
                 self.flight.push_back(InFlight { ticket, batch, program });
             }
@@ -493,19 +529,16 @@ impl Engine {
         }
     }
 
-    /// Takes back everything that the device was given, the newest first: it failed at the oldest, `failed`.
-    fn abandon(&mut self, failed: Batch) {
+    /// Takes back everything that the device was given and that nobody has waited for, the newest first.
+    fn take_back(&mut self) {
         self.unchoose();
         for next in &self.flight {
-            // Whatever it gives rests on the step that failed.
+            // Whatever it gives: it will be computed again.
             let _ = self.device.wait(next.ticket, &mut self.output);
         }
         while let Some(next) = self.flight.pop_back() {
             self.scheduler.undo(&next.batch);
         }
-        self.scheduler.undo(&failed);
-        // Pages were kept in the belief that the device would fill them.
-        self.forget_prefixes();
     }
 
     /// Compiles the plan of a bucket unless that has been done.

@@ -10,6 +10,7 @@
 //! makes the plan that will be needed next; text lives in the caller.
 
 mod ahead;
+mod audit;
 mod bucket;
 mod engine;
 mod pool;
@@ -19,6 +20,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 
+pub use audit::AuditError;
 pub use bucket::context_bucket;
 pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
 pub use random::Random;

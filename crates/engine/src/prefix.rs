@@ -1,16 +1,21 @@
-//! The prefix cache: K and V of prompts and of sequences that have ended, for new ones that begin with the same tokens.
+//! The prefix cache: K and V of sequences, for later ones that begin with the same tokens.
 //!
 //! ```text
 //! running sequence ─share─┐
-//! ended sequence ───keep──┴► entries, one per full page ─adopt─► pages of a new sequence   (oldest entries evicted first)
+//! one that goes ────keep──┴► entries, one per full page ─adopt─► pages of a new sequence
+//!                               └─ idle for longest ─evict─► free page
 //! ```
 //!
 //! A page depends on every token before it as well as on its own, so an entry is found by the hash of the whole prefix
-//! and then compared token by token. Only full pages are kept: they are never written again, hence can be shared.
+//! and then compared token by token. Only full pages are kept whose step the device has ended: they are never written
+//! again, hence can be shared. Layers with a sliding window have the same pages as all others, so what is found serves
+//! them, too.
+//!
+//! Entries own no pages. A sequence gives its pages back from the last to the first, so of a prefix that nobody uses the
+//! end is evicted first: the beginning is of use without it, but not the other way round.
 
 use crate::pool::{KvPool, Page};
 use crate::sequence::Sequence;
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use zinc_ir::plan::PAGE_TOKENS;
@@ -21,19 +26,16 @@ const PAGE: usize = PAGE_TOKENS as usize;
 #[derive(Debug)]
 struct Entry {
     before: u64,
-    tokens: [u32; PAGE],
-    page: Page,
-    /// Pages before it: later ones are evicted first, since they are of no use without the earlier.
-    depth: usize,
-    /// When it was last kept or adopted, in uses of the cache.
-    used: u64,
+    tokens: Box<[u32]>,
+    page: u32,
 }
 
-/// Pages of ended sequences, by the hash of all tokens up to their end.
+/// Full pages by the hash of all tokens up to their end.
 #[derive(Debug, Default)]
 pub(crate) struct PrefixCache {
     entries: HashMap<u64, Entry>,
-    uses: u64,
+    /// The key of a page's entry.
+    keys: HashMap<u32, u64>,
 }
 
 /// Key of a page with these tokens after the pages that `before` stands for (0: none).
@@ -44,87 +46,80 @@ fn key(before: u64, tokens: &[u32]) -> u64 {
 }
 
 impl PrefixCache {
-    /// Takes over an ended sequence's full pages and gives the rest back.
-    pub(crate) fn keep(&mut self, sequence: Sequence, pool: &mut KvPool) {
-        self.uses += 1;
+    /// Takes note of the full pages of a sequence that goes, and gives all of its pages back: it has none afterwards.
+    pub(crate) fn keep(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
+        let full = sequence.computed / PAGE;
         let mut before = 0;
-        let full = sequence.cached / PAGE;
-        for (i, page) in sequence.pages.into_iter().enumerate() {
-            let tokens = sequence.tokens.get(i * PAGE..(i + 1) * PAGE);
-            match tokens.and_then(|t| <[u32; PAGE]>::try_from(t).ok()) {
-                Some(tokens) if i < full => {
-                    let this = key(before, &tokens);
-                    let entry = Entry { before, tokens, page, depth: i, used: self.uses };
-                    // An equal page kept earlier gives way; its readers hold their own references.
-                    if let Some(old) = self.entries.insert(this, entry) {
-                        pool.release(old.page);
-                    }
-                    before = this;
-                }
-                _ => pool.release(page),
-            }
+        for (page, tokens) in sequence.pages.iter().zip(sequence.tokens.chunks_exact(PAGE)).take(full) {
+            // An equal page noted earlier gives way, so that the pages of a prefix go together.
+            before = self.note(before, tokens, page, true, pool);
+        }
+        sequence.release_pages(pool);
+    }
+
+    /// Takes note of the full pages of a running sequence's prompt, as far as it has been computed.
+    pub(crate) fn share(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
+        let full = sequence.computed.min(sequence.prompt) / PAGE;
+        while sequence.shared.0 < full {
+            let (i, before) = sequence.shared;
+            let tokens = &sequence.tokens[i * PAGE..(i + 1) * PAGE];
+            sequence.shared = (i + 1, self.note(before, tokens, &sequence.pages[i], false, pool));
         }
     }
 
-    /// Takes part in the full pages of a running sequence's prompt, of which the first `computed` tokens have been run.
-    pub(crate) fn share(&mut self, sequence: &mut Sequence, computed: usize, pool: &mut KvPool) {
-        let full = computed.min(sequence.prompt) / PAGE;
-        while sequence.shared.0 < full {
-            let (i, before) = sequence.shared;
-            let Ok(tokens) = <[u32; PAGE]>::try_from(&sequence.tokens[i * PAGE..(i + 1) * PAGE]) else { return };
-            let this = key(before, &tokens);
-            let known = self.entries.get(&this).is_some_and(|e| e.before == before && e.tokens == tokens);
-            if !known {
-                let page = pool.share(&sequence.pages[i]);
-                let entry = Entry { before, tokens, page, depth: i, used: self.uses };
-                if let Some(old) = self.entries.insert(this, entry) {
-                    pool.release(old.page);
-                }
+    /// Makes an entry for a page with these [`PAGE`] tokens after those that `before` stands for, and gives its key. An
+    /// equal page noted earlier stays unless this one is to `replace` it.
+    fn note(&mut self, before: u64, tokens: &[u32], page: &Page, replace: bool, pool: &mut KvPool) -> u64 {
+        let this = key(before, tokens);
+        if let Some(entry) = self.entries.get(&this) {
+            let equal = entry.before == before && *entry.tokens == *tokens;
+            if equal && (!replace || entry.page == page.number()) {
+                return this;
             }
-            sequence.shared = (i + 1, this);
+            self.keys.remove(&entry.page);
+            pool.forget(entry.page);
         }
+        self.keys.insert(pool.remember(page), this);
+        self.entries.insert(this, Entry { before, tokens: tokens.into(), page: page.number() });
+        this
     }
 
     /// Gives a sequence without pages those of its longest known prefix.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
-        self.uses += 1;
         let mut before = 0;
         for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
             let this = key(before, tokens);
-            let Some(entry) = self.entries.get_mut(&this) else { break };
-            if entry.before != before || entry.tokens != tokens {
+            let Some(entry) = self.entries.get(&this) else { break };
+            if entry.before != before || *entry.tokens != *tokens {
                 break;
             }
-            entry.used = self.uses;
-            sequence.pages.push(pool.share(&entry.page));
+            sequence.pages.push(pool.retake(entry.page));
             before = this;
         }
         sequence.cached = sequence.pages.len() * PAGE;
+        sequence.computed = sequence.cached;
         sequence.shared = (sequence.pages.len(), before);
     }
 
-    /// Pages that evicting everything would free.
-    pub(crate) fn evictable(&self, pool: &KvPool) -> usize {
-        self.entries.values().filter(|e| pool.owners(&e.page) == 1).count()
+    /// The pages that it knows.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u32> {
+        self.keys.keys().copied()
     }
 
-    /// Frees one page: of the entries nobody else uses, the one unused for longest. False if there is none.
+    /// Frees one idle page; false if there is none.
     pub(crate) fn evict(&mut self, pool: &mut KvPool) -> bool {
-        let idle = self.entries.iter().filter(|(_, e)| pool.owners(&e.page) == 1);
-        let oldest = idle.min_by_key(|(key, e)| (e.used, Reverse(e.depth), **key)).map(|(key, _)| *key);
-        match oldest.and_then(|key| self.entries.remove(&key)) {
-            Some(entry) => {
-                pool.release(entry.page);
-                true
-            }
-            None => false,
+        let Some(page) = pool.evict() else { return false };
+        if let Some(key) = self.keys.remove(&page) {
+            self.entries.remove(&key);
         }
+        true
     }
 
-    /// Gives every page back.
+    /// Forgets everything.
     pub(crate) fn clear(&mut self, pool: &mut KvPool) {
-        for (_, entry) in self.entries.drain() {
-            pool.release(entry.page);
+        self.entries.clear();
+        for (page, _) in self.keys.drain() {
+            pool.forget(page);
         }
     }
 }

@@ -18,6 +18,7 @@
 //!
 //! Owns no clock, no channel and no device.
 
+use crate::audit::{AuditError, audit};
 use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::prefix::PrefixCache;
@@ -132,9 +133,9 @@ impl Scheduler {
         (self.running.len(), self.waiting.len())
     }
 
-    /// Pages that are only kept for later prompts.
-    pub(crate) fn kept_pages(&self, pool: &KvPool) -> usize {
-        self.prefixes.evictable(pool)
+    /// Is every page where it should be?
+    pub(crate) fn audit(&self, pool: &KvPool) -> Result<(), AuditError> {
+        audit(pool, self.running.iter().chain(&self.waiting), self.prefixes.pages())
     }
 
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
@@ -142,8 +143,8 @@ impl Scheduler {
         self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if *sequence == id));
         self.waiting.retain(|s| s.id != id);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
-            let sequence = self.running.remove(i);
-            self.prefixes.keep(sequence, pool);
+            let mut sequence = self.running.remove(i);
+            self.prefixes.keep(&mut sequence, pool);
         }
     }
 
@@ -201,8 +202,8 @@ impl Scheduler {
                 self.prefixes.adopt(next, pool);
             }
             promised += claim(next);
-            if promised > pool.free() + self.prefixes.evictable(pool) && !self.running.is_empty() {
-                release_pages(next, pool);
+            if promised > pool.free() + pool.idle() && !self.running.is_empty() {
+                next.release_pages(pool);
                 break;
             }
             if let Some(mut sequence) = self.waiting.pop_front() {
@@ -238,7 +239,8 @@ impl Scheduler {
 
     fn preempt_youngest(&mut self, pool: &mut KvPool) {
         if let Some(mut sequence) = self.running.pop() {
-            release_pages(&mut sequence, pool);
+            // Its pages stay at hand as long as nobody needs them.
+            self.prefixes.keep(&mut sequence, pool);
             self.waiting.push_front(sequence);
             self.preemptions += 1;
         }
@@ -286,6 +288,29 @@ impl Scheduler {
             sequence.ahead_row = part.ahead_row;
             sequence.sampler.rewind(part.random.clone());
         }
+    }
+
+    /// The step of this batch has failed.
+    pub(crate) fn blame(&mut self, batch: &Batch) {
+        for sequence in self.running.iter_mut().filter(|s| batch.parts.iter().any(|part| part.id == s.id)) {
+            sequence.failures += 1;
+        }
+    }
+
+    /// Forgets all K and V, so that all sequences are computed anew, without those that `failures` steps have failed for
+    /// since their last token: they are dropped and named. No batch may be in use.
+    pub(crate) fn restart(&mut self, failures: u32, pool: &mut KvPool) -> Vec<SequenceId> {
+        self.prefixes.clear(pool);
+        let mut dropped = vec![];
+        while let Some(mut sequence) = self.running.pop() {
+            sequence.release_pages(pool);
+            match sequence.failures >= failures {
+                true => dropped.push(sequence.id),
+                false => self.waiting.push_front(sequence),
+            }
+        }
+        self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if dropped.contains(sequence)));
+        dropped
     }
 
     /// Has a sequence of the batch used half of a context of this many tokens, and will it need more, by steps of as many
@@ -336,19 +361,20 @@ impl Scheduler {
             for (row, &(_, position)) in mine {
                 ended = ended.or(take_output(sequence, output, row, batch.outputs.len(), position, events));
             }
-            self.prefixes.share(sequence, part.end, pool);
+            sequence.computed = part.end;
+            self.prefixes.share(sequence, pool);
             if !sequence.samples && part.end == sequence.tokens.len() {
                 ended = ended.or(Some(Finish::Length));
             }
             if let Some(reason) = ended {
                 let mut sequence = self.running.remove(i);
                 if reason == Finish::NoNumbers {
-                    release_pages(&mut sequence, pool);
+                    sequence.release_pages(pool);
                     // What it has shared is no better than what it gave.
                     self.forget_prefixes(pool);
                 }
                 // What it computed stays at hand for a later one that begins the same.
-                self.prefixes.keep(sequence, pool);
+                self.prefixes.keep(&mut sequence, pool);
                 events.push(Event::Finished { sequence: part.id, reason });
             }
         }
@@ -407,15 +433,6 @@ fn will_share(other: &Sequence, next: &Sequence) -> bool {
     done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
 }
 
-/// Gives all pages back; the sequence starts over when it runs again.
-fn release_pages(sequence: &mut Sequence, pool: &mut KvPool) {
-    sequence.cached = 0;
-    sequence.shared = (0, 0);
-    for page in sequence.pages.drain(..) {
-        pool.release(page);
-    }
-}
-
 /// Handles one output row of a sequence; gives the reason if that ends it.
 fn take_output(
     sequence: &mut Sequence,
@@ -455,6 +472,7 @@ fn take_output(
         return Some(Finish::EndToken(token));
     }
     sequence.tokens.push(token);
+    sequence.failures = 0;
     events.push(Event::Token { sequence: id, token });
     (sequence.tokens.len() >= sequence.limit).then_some(sequence.limit_reason)
 }

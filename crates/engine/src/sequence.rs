@@ -105,6 +105,8 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     /// How many leading tokens have K and V in `pages`, or will have before any later step runs.
     pub(crate) cached: usize,
+    /// How many of those the device has finished. Only they may be shown to others: a step in flight may fail.
+    pub(crate) computed: usize,
     /// Tokens after `tokens` that steps in flight choose.
     pub(crate) ahead: usize,
     /// Output row of the newest of those steps.
@@ -129,6 +131,8 @@ pub(crate) struct Sequence {
     pub(crate) shared: (usize, u64),
     /// It has been admitted at least once.
     pub(crate) started: bool,
+    /// Steps with rows of it that have failed since its last token.
+    pub(crate) failures: u32,
 }
 
 impl Sequence {
@@ -136,6 +140,14 @@ impl Sequence {
     pub(crate) fn reserve(&mut self) {
         self.tokens.reserve(self.limit.saturating_sub(self.tokens.len()));
         self.pages.reserve(KvPool::pages_for(self.limit).saturating_sub(self.pages.len()));
+    }
+
+    /// Gives all pages back, the last one first (see [`crate::prefix`]); it starts over when it runs again.
+    pub(crate) fn release_pages(&mut self, pool: &mut KvPool) {
+        (self.cached, self.computed, self.shared) = (0, 0, (0, 0));
+        while let Some(page) = self.pages.pop() {
+            pool.release(page);
+        }
     }
 
     /// Tokens, those in flight included.

@@ -259,23 +259,31 @@ impl Runner {
     fn step(&mut self, events: &mut Vec<Event>) {
         events.clear();
         let began = Instant::now();
-        match self.engine.step_into(events, &mut |_| ()) {
-            Ok(()) => {
-                self.metrics.steps.add(1);
-                let now = Instant::now();
-                for event in events.drain(..) {
-                    self.take_event(event, began, now);
-                }
-            }
-            Err(error) => {
-                self.metrics.step_errors.add(1);
-                tracing::error!(%error, live = self.live.len(), "a step failed");
-                let message = error.to_string();
-                if matches!(error, EngineError::Device(DeviceError::Lost { .. })) {
-                    self.lost = Some(message.clone());
-                }
-                // The same step would fail again, so whoever takes part in it cannot be helped.
-                self.fail_all(&Failure::Engine(message));
+        let stepped = self.engine.step_into(events, &mut |_| ());
+        let now = Instant::now();
+        for event in events.drain(..) {
+            self.take_event(event, began, now);
+        }
+        match stepped {
+            Ok(()) => self.metrics.steps.add(1),
+            Err(error) => self.recover(&error),
+        }
+    }
+
+    /// A step has failed: all is computed anew, without what has failed before. Of a lost device nothing more will come.
+    fn recover(&mut self, error: &EngineError) {
+        self.metrics.step_errors.add(1);
+        tracing::error!(%error, live = self.live.len(), "a step failed");
+        let failure = Failure::Engine(error.to_string());
+        if matches!(error, EngineError::Device(DeviceError::Lost { .. })) {
+            self.lost = Some(error.to_string());
+            self.fail_all(&failure);
+            return;
+        }
+        for id in self.engine.recover() {
+            if let Some(live) = self.live.remove(&id) {
+                live.send(What::Failed(failure.clone()));
+                self.count(&live, Outcome::Error);
             }
         }
     }

@@ -13,6 +13,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
     Sequence {
         id: SequenceId(id.into()),
         cached: 0,
+        computed: 0,
         ahead: 0,
         ahead_row: 0,
         pages: vec![],
@@ -27,6 +28,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         prompt: tokens.len(),
         shared: (0, 0),
         started: false,
+        failures: 0,
         tokens,
     }
 }
