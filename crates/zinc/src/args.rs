@@ -45,7 +45,7 @@ pub(crate) enum Command {
     /// Find the fastest kernels of a model for this GPU
     Tune(commands::tune::Arguments),
     /// Measure speed
-    Bench(commands::bench::Arguments),
+    Bench(Box<commands::bench::Arguments>),
     /// Obtain the default model
     Pull(commands::pull::Arguments),
 }

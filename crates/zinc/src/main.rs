@@ -15,6 +15,7 @@ mod folders;
 mod generate;
 mod interrupt;
 mod kept;
+mod load;
 mod measured;
 mod output;
 mod profiles;

@@ -11,7 +11,11 @@
 //!
 //! Host time is what the thread that drives the device spends per token on choosing, building, submitting and reading
 //! steps: all but waiting.
+//!
+//! `zinc bench serve` measures a server instead.
 
+mod alone;
+mod serve;
 mod workload;
 
 use crate::args::{ComputeArgs, ModelArgs};
@@ -23,7 +27,7 @@ use crate::progress::Meter;
 use crate::roofline::{self, Expected, Limits, Ran, Roofline};
 use crate::session::{Begun, Needs, Session, act_name};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -34,7 +38,10 @@ use zinc_ir::device::ProgramId;
 
 /// Measures prompt and generation speed of a model, or of a shape with made-up weights (--shape).
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
     #[command(flatten)]
     model: ModelArgs,
     /// Tokens of the prompt test; 0: leave it out
@@ -71,6 +78,12 @@ pub(crate) struct Arguments {
     json: bool,
     #[command(flatten)]
     compute: ComputeArgs,
+}
+
+/// Other measurements. A model file of such a name is `./NAME`.
+#[derive(Subcommand, Debug)]
+enum Other {
+    Serve(Box<serve::Arguments>),
 }
 
 /// Time and traffic of one kind of launch.
@@ -118,7 +131,14 @@ fn median(values: &[f64]) -> Option<f64> {
     Some((low + high) / 2.0)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: Arguments) -> Result<()> {
+    match arguments.other {
+        Some(Other::Serve(arguments)) => serve::run(*arguments),
+        None => measure_model(&arguments),
+    }
+}
+
+fn measure_model(arguments: &Arguments) -> Result<()> {
     if arguments.prompt == 0 && arguments.generate == 0 {
         return Err(usage("-p 0 and -n 0 leave nothing to measure; give one of them"));
     }

@@ -36,7 +36,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Bench(arguments) => bench::run(*arguments),
         Command::Pull(arguments) => pull::run(&arguments),
     }
 }

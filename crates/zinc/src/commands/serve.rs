@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zinc_engine::Sampling;
 use zinc_serve::{Config, Keys, Loaded, LogFormat, Reload, ServeError, Server, log_to_stderr};
+use zinc_text::ChatTemplate;
 
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
 ///
@@ -201,6 +202,8 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
     // A model whose own template is broken can still complete texts; one that was asked for must work.
     let own = given.chat_template.is_none() && given.chat_template_file.is_none();
     let template = match prompt::template_source(&given, source.as_deref()) {
+        // Made-up weights understand any template equally well.
+        Ok(None) if arguments.model.shape.is_some() => Some(ChatTemplate::builtin("chatml")?),
         Err(error) if own => {
             say!("warning: no chats: {}", words(&error));
             None
