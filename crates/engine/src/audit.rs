@@ -1,4 +1,4 @@
-//! An audit of the KV pool's books: is every page where it should be?
+//! An audit of the books: is every page where it should be?
 //!
 //! ```text
 //! every page:  free │ idle (known, no owner) │ owned, by as many sequences as its count says
@@ -11,8 +11,11 @@ use zinc_ir::plan::PAGE_TOKENS;
 
 /// The books are wrong: a bug of this crate.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the KV pool's books are wrong: {0}")]
-pub struct AuditError(String);
+#[error("the engine's books are wrong: {0}")]
+pub struct AuditError(
+    /// What is wrong.
+    pub String,
+);
 
 /// Checks the pages of all sequences and of the prefix cache, which knows the pages `known`, against the pool.
 pub(crate) fn audit<'a>(

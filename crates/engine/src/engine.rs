@@ -334,6 +334,9 @@ impl Engine {
             shared: (0, 0),
             started: false,
             failures: 0,
+            share: request.share,
+            charged: 0,
+            had: 0,
         });
         Ok(id)
     }

@@ -19,6 +19,7 @@ mod random;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod share;
 
 pub use audit::AuditError;
 pub use bucket::context_bucket;
@@ -26,3 +27,4 @@ pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
 pub use random::Random;
 pub use sampler::{Sampling, SamplingError, argmax};
 pub use sequence::{Constraint, Event, Finish, Request, SequenceId};
+pub use share::Share;

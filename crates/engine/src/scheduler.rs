@@ -6,11 +6,14 @@
 //!    └───preempt──────┘    └── ahead of its result ┘
 //! ```
 //!
-//! Sequences run in order of arrival. Each step gives every generating sequence its one row first, then fills up to
-//! the row limit with pieces of prompts, so a long prompt delays the others by no more than a full step. When pages
-//! run out, the youngest sequence gives back all of its pages and waits; the oldest one always proceeds, so every
-//! sequence ends. Preempting drops K and V, never tokens or sampling state: its output is the same. A sequence whose
-//! prompt begins as one that is being run waits until that beginning has been computed, and takes it from there.
+//! Sequences are admitted by priority, those of one priority by what their owners have had ([`crate::share`]), those of one
+//! owner in order of arrival; each step looks at those that run in the same order. It gives every generating sequence its
+//! one row first, then fills up to the row limit with pieces of prompts, so a long prompt delays the others by no more than
+//! a full step. When pages run out, the last in that order goes back to wait; so does one that runs where a more urgent one
+//! waits for its place, or one whose owner has had much less. The first in the order always proceeds, and each turn brings
+//! new tokens, so every sequence ends. Preempting drops neither tokens nor sampling state: its output is the same; and its
+//! full pages are dropped only as others need them. A sequence whose prompt begins as one that is being run waits until
+//! that beginning has been computed, and takes it from there.
 //!
 //! A batch can be built before the result of the one before is known, if the device itself chooses that one's tokens.
 //! A sequence that turns out to have ended then has one row too many in flight: its result is dropped, and the page it
@@ -24,7 +27,7 @@ use crate::pool::KvPool;
 use crate::prefix::PrefixCache;
 use crate::random::Random;
 use crate::sequence::{Event, Finish, Sequence, SequenceId};
-use std::collections::VecDeque;
+use crate::share::{Key, Queue};
 use zinc_ir::plan::{Bucket, CHAIN_ROWS, PAGE_TOKENS, Step, StepOutput, Tail};
 
 /// One step's work. Its memory serves again for later ones.
@@ -89,8 +92,10 @@ impl Batch {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
-    waiting: VecDeque<Sequence>,
-    running: Vec<Sequence>,
+    queue: Queue,
+    /// In the order of the module's documentation when a batch was begun.
+    #[expect(clippy::vec_box, reason = "they are sorted and taken out; sequences are large")]
+    running: Vec<Box<Sequence>>,
     prefixes: PrefixCache,
     preemptions: u64,
     /// Sequences that were admitted, not yet told.
@@ -104,7 +109,7 @@ impl Scheduler {
     pub(crate) fn new(limits: Limits) -> Scheduler {
         Scheduler {
             limits,
-            waiting: VecDeque::new(),
+            queue: Queue::default(),
             running: vec![],
             prefixes: PrefixCache::default(),
             preemptions: 0,
@@ -113,14 +118,14 @@ impl Scheduler {
         }
     }
 
-    /// Puts a sequence at the end of the queue. Its limit must fit the pool.
+    /// Puts a sequence in the queue. Its limit must fit the pool.
     pub(crate) fn add(&mut self, sequence: Sequence) {
-        self.waiting.push_back(sequence);
+        self.queue.enter(Box::new(sequence));
     }
 
     /// Is there nothing left to do?
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.running.is_empty() && self.queue.len() == 0
     }
 
     /// How often a sequence had to give its pages back.
@@ -130,20 +135,26 @@ impl Scheduler {
 
     /// Sequences that run, and that wait.
     pub(crate) fn sequences(&self) -> (usize, usize) {
-        (self.running.len(), self.waiting.len())
+        (self.running.len(), self.queue.len())
     }
 
-    /// Is every page where it should be?
+    /// Is every page where it should be, and every sequence counted?
     pub(crate) fn audit(&self, pool: &KvPool) -> Result<(), AuditError> {
-        audit(pool, self.running.iter().chain(&self.waiting), self.prefixes.pages())
+        let (entered, there) = (self.queue.entered(), self.running.len() + self.queue.len());
+        if entered != there {
+            return Err(AuditError(format!("the owners have {entered} sequences, but there are {there}")));
+        }
+        let running = self.running.iter().map(|sequence| &**sequence);
+        audit(pool, running.chain(self.queue.waiting()), self.prefixes.pages())
     }
 
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
     pub(crate) fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
         self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if *sequence == id));
-        self.waiting.retain(|s| s.id != id);
+        self.queue.drop_waiting(|s| s.id == id);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let mut sequence = self.running.remove(i);
+            self.queue.leave(&sequence);
             self.prefixes.keep(&mut sequence, pool);
         }
     }
@@ -160,7 +171,11 @@ impl Scheduler {
     /// before is still to come ([`Batch::can_be_followed`]): then nothing is preempted, and false may also mean that the
     /// result is needed first.
     pub(crate) fn next_batch(&mut self, pool: &mut KvPool, ahead: bool, batch: &mut Batch) -> bool {
-        self.admit(pool);
+        self.put_in_order();
+        if !self.admit(pool, ahead) {
+            return false;
+        }
+        self.put_in_order();
         let mut rows_left = self.limits.rows as usize;
         let mut outputs_left = self.limits.outputs as usize;
         // Rows kept back for sequences that generate, so that prompts before them in line do not take all.
@@ -189,36 +204,88 @@ impl Scheduler {
         self.fill(batch)
     }
 
-    /// Moves waiting sequences to the running ones while their tokens so far have room.
-    fn admit(&mut self, pool: &mut KvPool) {
-        let claim = |s: &Sequence| KvPool::pages_for(s.tokens.len()).saturating_sub(s.pages.len());
-        let mut promised: usize = self.running.iter().map(claim).sum();
-        while self.running.len() < self.limits.sequences as usize {
-            let Some(next) = self.waiting.front_mut() else { break };
-            if self.running.iter().any(|other| will_share(other, next)) {
-                break;
-            }
-            if next.pages.is_empty() {
-                self.prefixes.adopt(next, pool);
-            }
-            promised += claim(next);
-            if promised > pool.free() + pool.idle() && !self.running.is_empty() {
-                next.release_pages(pool);
-                break;
-            }
-            if let Some(mut sequence) = self.waiting.pop_front() {
-                sequence.reserve();
-                if !sequence.started {
-                    sequence.started = true;
-                    self.started.push(Event::Started { sequence: sequence.id, cached: sequence.cached as u32 });
-                }
-                self.running.push(sequence);
-            }
+    /// Sorts the running sequences; most often they are in order.
+    fn put_in_order(&mut self) {
+        for sequence in &mut self.running {
+            sequence.had = self.queue.had(&sequence.share);
         }
+        self.running.sort_unstable_by_key(|s| (s.share.priority, s.had, s.id));
     }
 
-    /// Gives running sequence `i` pages for `tokens` tokens, preempting younger ones if need be and allowed. False if
-    /// that was not enough, or it was the youngest itself and had to go.
+    /// Moves waiting sequences to the running ones while there is room, or room can be made. False if it can be, but not
+    /// `ahead` of a result.
+    fn admit(&mut self, pool: &mut KvPool, ahead: bool) -> bool {
+        let mut passed = vec![];
+        while let Some(key) = self.queue.next(&passed) {
+            let Some(next) = self.queue.front(key) else { break };
+            if self.running.iter().any(|other| will_share(other, next)) {
+                passed.push(key);
+                continue;
+            }
+            if self.admit_first_of(key, pool) {
+                continue;
+            }
+            let victims = self.victims(key, pool);
+            if victims == 0 {
+                break;
+            }
+            if ahead {
+                return false;
+            }
+            (0..victims).for_each(|_| self.preempt_last(pool));
+        }
+        true
+    }
+
+    /// Has the first sequence waiting of an account run if its tokens so far have room.
+    fn admit_first_of(&mut self, key: Key, pool: &mut KvPool) -> bool {
+        let alone = self.running.is_empty();
+        let promised: usize = self.running.iter().map(|s| claim(s)).sum();
+        // It needs a page at least; most often this tells without looking for its prefix.
+        let full = !alone && promised >= pool.free() + pool.idle();
+        if self.running.len() >= self.limits.sequences as usize || full {
+            return false;
+        }
+        let Some(next) = self.queue.front_mut(key) else { return false };
+        self.prefixes.adopt(next, pool);
+        if !alone && promised + claim(next) > pool.free() + pool.idle() {
+            next.release_pages(pool);
+            return false;
+        }
+        let Some(mut sequence) = self.queue.take(key) else { return false };
+        sequence.reserve();
+        sequence.charged = sequence.charged.max(sequence.cached);
+        let tokens = sequence.tokens.len();
+        self.queue.charge(&mut sequence, tokens);
+        if !sequence.started {
+            sequence.started = true;
+            self.started.push(Event::Started { sequence: sequence.id, cached: sequence.cached as u32 });
+        }
+        self.running.push(sequence);
+        true
+    }
+
+    /// How many of the last running sequences should make place so that the first one waiting of an account can run; 0 if
+    /// that would not be enough, or they need not.
+    fn victims(&self, key: Key, pool: &KvPool) -> usize {
+        let Some(next) = self.queue.front(key) else { return 0 };
+        let mut promised: usize = claim(next) + self.running.iter().map(|s| claim(s)).sum::<usize>();
+        let mut room = pool.free() + pool.idle();
+        for (i, last) in self.running.iter().rev().enumerate() {
+            if !self.queue.yields(last, &next.share) {
+                return 0;
+            }
+            promised -= claim(last);
+            room += last.pages.len();
+            if promised <= room || i + 1 == self.running.len() {
+                return i + 1;
+            }
+        }
+        0
+    }
+
+    /// Gives running sequence `i` pages for `tokens` tokens, preempting later ones if need be and allowed. False if that
+    /// was not enough, or it was the last itself and had to go.
     fn grow(&mut self, i: usize, tokens: usize, pool: &mut KvPool, preempt: bool) -> bool {
         while self.running[i].pages.len() < KvPool::pages_for(tokens) {
             if let Some(page) = pool.alloc() {
@@ -227,9 +294,9 @@ impl Scheduler {
                 if !preempt {
                     return false;
                 }
-                let youngest = self.running.len() - 1;
-                self.preempt_youngest(pool);
-                if youngest == i {
+                let last = self.running.len() - 1;
+                self.preempt_last(pool);
+                if last == i {
                     return false;
                 }
             }
@@ -237,11 +304,11 @@ impl Scheduler {
         true
     }
 
-    fn preempt_youngest(&mut self, pool: &mut KvPool) {
+    fn preempt_last(&mut self, pool: &mut KvPool) {
         if let Some(mut sequence) = self.running.pop() {
             // Its pages stay at hand as long as nobody needs them.
             self.prefixes.keep(&mut sequence, pool);
-            self.waiting.push_front(sequence);
+            self.queue.wait(sequence);
             self.preemptions += 1;
         }
     }
@@ -258,6 +325,8 @@ impl Scheduler {
                 }
             }
             batch.add(sequence, rows);
+            let run = sequence.cached;
+            self.queue.charge(sequence, run);
             context = context.max(sequence.cached as u32);
         }
         if batch.parts.is_empty() {
@@ -305,8 +374,11 @@ impl Scheduler {
         while let Some(mut sequence) = self.running.pop() {
             sequence.release_pages(pool);
             match sequence.failures >= failures {
-                true => dropped.push(sequence.id),
-                false => self.waiting.push_front(sequence),
+                true => {
+                    self.queue.leave(&sequence);
+                    dropped.push(sequence.id);
+                }
+                false => self.queue.wait(sequence),
             }
         }
         self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if dropped.contains(sequence)));
@@ -368,6 +440,7 @@ impl Scheduler {
             }
             if let Some(reason) = ended {
                 let mut sequence = self.running.remove(i);
+                self.queue.leave(&sequence);
                 if reason == Finish::NoNumbers {
                     sequence.release_pages(pool);
                     // What it has shared is no better than what it gave.
@@ -423,6 +496,11 @@ fn larger(a: Tail, b: Tail) -> Tail {
         (Tail::Best(k), _) | (_, Tail::Best(k)) => Tail::Best(k),
         (Tail::Greedy, other) | (other, _) => other,
     }
+}
+
+/// Pages that a sequence needs for its tokens so far and does not have yet.
+fn claim(sequence: &Sequence) -> usize {
+    KvPool::pages_for(sequence.tokens.len()).saturating_sub(sequence.pages.len())
 }
 
 /// Is `other` about to compute a page that `next` begins with, too?

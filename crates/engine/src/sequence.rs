@@ -11,6 +11,7 @@
 
 use crate::pool::{KvPool, Page};
 use crate::sampler::{Sampler, Sampling};
+use crate::share::Share;
 use std::sync::Arc;
 use zinc_ir::plan::{Step, Tail};
 
@@ -34,6 +35,8 @@ pub struct Request {
     /// Run the tokens before this position in steps of their own, so that the rest can be timed alone; and take K and V
     /// of no token behind it from an earlier sequence.
     pub split: Option<u32>,
+    /// Whom it is for, and how urgent it is.
+    pub share: Share,
 }
 
 /// Says which tokens may come next in a sequence whose text must follow a grammar.
@@ -133,6 +136,10 @@ pub(crate) struct Sequence {
     pub(crate) started: bool,
     /// Steps with rows of it that have failed since its last token.
     pub(crate) failures: u32,
+    pub(crate) share: Share,
+    /// Tokens that its owner has been charged for, and what the owner had been charged for in all when a batch was begun.
+    pub(crate) charged: usize,
+    pub(crate) had: u64,
 }
 
 impl Sequence {

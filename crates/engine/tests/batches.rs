@@ -37,6 +37,7 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
         end_tokens: if ends { Arc::from([3, 4]) } else { Arc::from([]) },
         logits_from: (from < 50).then_some(from),
         split,
+        ..Request::default()
     });
     prop::collection::vec((request, 0u8..6, prop::bool::weighted(0.1)), 1..9)
 }

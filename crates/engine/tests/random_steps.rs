@@ -6,9 +6,10 @@ mod fake;
 
 use fake::*;
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use zinc_engine::{Engine, Event, Options, Random, Request, Sampling, SequenceId};
+use zinc_engine::{Engine, Event, Options, Random, Request, Sampling, SequenceId, Share};
 
 /// Steps of each of four tests, so that they can run side by side.
 const STEPS: u32 = 250_000;
@@ -48,6 +49,7 @@ fn requests(random: &mut Random, count: u32) -> Vec<(Request, Outcome)> {
             logits_from: (below(random, 12) == 0).then(|| below(random, prompt.len() as u32)),
             split: (below(random, 12) == 0).then(|| below(random, prompt.len() as u32)),
             prompt,
+            ..Request::default()
         }
     };
     (0..count).map(|_| request(random)).map(|r| (solo(&r, CONTEXT), r)).map(|(outcome, r)| (r, outcome)).collect()
@@ -109,7 +111,11 @@ impl<'a> World<'a> {
     }
 
     fn arrive(&mut self, request: usize) {
-        let id = self.engine.submit(self.requests[request].0.clone()).expect("it fits");
+        let priority = pick(&mut self.random, &[0, 0, 0, 0, 0, -1, 1]);
+        let weight = NonZeroU32::MIN.saturating_add(below(&mut self.random, 3));
+        let share = Share { owner: below(&mut self.random, 4), weight, priority };
+        let shared = Request { share, ..self.requests[request].0.clone() };
+        let id = self.engine.submit(shared).expect("it fits");
         self.live.insert(id, Live { request, ..Live::default() });
     }
 

@@ -129,8 +129,17 @@ impl App {
     }
 
     /// Hands a request to the engine.
-    pub(crate) fn generate(&self, model: &Model, generation: Generation, start: TextStart) -> Result<Answer, ApiError> {
+    pub(crate) fn generate(
+        &self,
+        model: &Model,
+        mut generation: Generation,
+        start: TextStart,
+    ) -> Result<Answer, ApiError> {
         let arrived = Instant::now();
+        if !self.keys.read().unwrap_or_else(PoisonError::into_inner).is_open() {
+            // Among strangers, one may step back, but not push in.
+            generation.share.priority = generation.share.priority.max(0);
+        }
         let mut updates = 0;
         for prompt in &generation.prompts {
             updates += most_updates(room_for(model, prompt.len(), generation.predict)?) * generation.n;

@@ -2,7 +2,7 @@
 
 use crate::grammar::Rule;
 use std::sync::Arc;
-use zinc_engine::Sampling;
+use zinc_engine::{Sampling, Share};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Generation {
     pub(crate) rule: Option<Rule>,
     /// Answers begin with their prompt: this text, per prompt.
     pub(crate) echo: Option<Vec<String>>,
+    /// Whom they are for, and how urgent they are; requests say the priority that they ask for.
+    pub(crate) share: Share,
 }
 
 impl Generation {

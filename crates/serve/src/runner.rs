@@ -206,6 +206,7 @@ impl Runner {
                 end_tokens: if generation.ignore_eos { Arc::from([]) } else { end_tokens.clone() },
                 logits_from: from,
                 split: None,
+                share: generation.share,
             };
             let rule = generation.rule.clone().map(|rule| Box::new(rule) as Box<dyn Constraint>);
             match self.engine.submit_within(request, rule) {

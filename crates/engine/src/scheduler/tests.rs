@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sampler::{Sampler, Sampling};
+use crate::share::Share;
 use std::sync::Arc;
 
 const PAGE: usize = PAGE_TOKENS as usize;
@@ -29,6 +30,9 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         shared: (0, 0),
         started: false,
         failures: 0,
+        share: Share::default(),
+        charged: 0,
+        had: 0,
         tokens,
     }
 }

@@ -92,6 +92,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),
         rule: None,
         echo: None,
+        share: parameters::share(&mut fields)?,
     };
     parameters::finish(
         fields,

@@ -97,6 +97,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
         rule: None,
         echo: None,
+        share: parameters::share(&mut fields)?,
     };
     parameters::finish(
         fields,

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value, json};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use zinc_engine::Sampling;
+use zinc_engine::{Sampling, Share};
 
 /// Parameters that say something about the client, or choose among things of which there is only one here.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -75,6 +75,12 @@ pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, A
     };
     sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
     Ok(sampling)
+}
+
+/// `priority`, as vLLM has it: lower is earlier, 0 is usual. Whose the request is comes later.
+pub(super) fn share(fields: &mut Fields) -> Result<Share, ApiError> {
+    let priority = fields.count("priority", i32::MIN.into(), i32::MAX.into())?.unwrap_or(0) as i32;
+    Ok(Share { priority, ..Share::default() })
 }
 
 /// `seed`: any whole number of 64 bits; a new one where there is none, or it is -1.

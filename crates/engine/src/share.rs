@@ -1,0 +1,170 @@
+//! Who comes next: requests by priority, and those of one priority by what their owners have had.
+//!
+//! ```text
+//! add ─► account of (priority, owner): [ waiting … ] ─next: least had─► running ─charge─► had += tokens / weight
+//! ```
+//!
+//! This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): an owner's count
+//! grows by each token that is computed for it, a prompt's when it is admitted, divided by the owner's weight; who has had
+//! least comes first. What the prefix cache has and what is computed again costs nothing. An owner who has been away begins
+//! at the least count of those who are there, so nobody saves up; counts of owners who are away are kept for as long as
+//! they are above that, so nobody gets away from one by leaving.
+
+use crate::sequence::Sequence;
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
+
+/// Counts are in fractions of a token, so that weights divide them.
+const UNIT: u64 = 1 << 20;
+
+/// How many tokens an owner must have had more than another one of the same priority, weight 1, before a running sequence
+/// of it makes place for one of the other's. Taking turns costs at least the step in between.
+const TURN: usize = 1024;
+
+/// Whom a request is for, and how urgent it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Owners of the same priority get the same number of tokens as long as they have requests, however many.
+    pub owner: u32,
+    /// An owner of weight 2 gets twice as many.
+    pub weight: NonZeroU32,
+    /// Lower comes first: as long as there is something of a lower one, nothing else is begun.
+    pub priority: i32,
+}
+
+impl Default for Share {
+    /// Owner 0, weight 1, priority 0.
+    fn default() -> Share {
+        Share { owner: 0, weight: NonZeroU32::MIN, priority: 0 }
+    }
+}
+
+/// Names an account: priority, owner.
+pub(crate) type Key = (i32, u32);
+
+impl Share {
+    pub(crate) fn key(&self) -> Key {
+        (self.priority, self.owner)
+    }
+}
+
+/// What an owner has had at one priority, and what waits.
+#[derive(Debug, Default)]
+struct Account {
+    /// In [`UNIT`]s.
+    had: u64,
+    /// Sequences that wait or run.
+    sequences: usize,
+    /// In order of arrival.
+    waiting: VecDeque<Box<Sequence>>,
+}
+
+/// Everything that waits, and the accounts of all owners.
+#[derive(Debug, Default)]
+pub(crate) struct Queue(BTreeMap<Key, Account>);
+
+impl Queue {
+    /// Takes in a new sequence.
+    pub(crate) fn enter(&mut self, sequence: Box<Sequence>) {
+        let key = sequence.share.key();
+        if self.0.get(&key).is_none_or(|account| account.sequences == 0) {
+            let start = self.settle(key.0);
+            let account = self.0.entry(key).or_default();
+            account.had = account.had.max(start);
+        }
+        self.0.entry(key).or_default().sequences += 1;
+        self.wait(sequence);
+    }
+
+    /// The least count of those of a priority who are there. Forgets those who are away and not above it.
+    fn settle(&mut self, priority: i32) -> u64 {
+        let here = self.0.range((priority, 0)..=(priority, u32::MAX)).filter(|(_, account)| account.sequences > 0);
+        let least = here.map(|(_, account)| account.had).min();
+        self.0.retain(|key, account| {
+            key.0 != priority || account.sequences > 0 || least.is_some_and(|least| account.had > least)
+        });
+        least.unwrap_or(0)
+    }
+
+    /// Has a sequence wait that has entered before.
+    pub(crate) fn wait(&mut self, sequence: Box<Sequence>) {
+        let waiting = &mut self.0.entry(sequence.share.key()).or_default().waiting;
+        let place = waiting.partition_point(|other| other.id < sequence.id);
+        waiting.insert(place, sequence);
+    }
+
+    /// A sequence that does not wait is gone.
+    pub(crate) fn leave(&mut self, sequence: &Sequence) {
+        if let Some(account) = self.0.get_mut(&sequence.share.key()) {
+            account.sequences -= 1;
+        }
+    }
+
+    /// Counts the tokens of a sequence up to this many that have not been counted.
+    pub(crate) fn charge(&mut self, sequence: &mut Sequence, tokens: usize) {
+        let new = tokens.saturating_sub(sequence.charged) as u64;
+        if let (1.., Some(account)) = (new, self.0.get_mut(&sequence.share.key())) {
+            account.had += (new * UNIT / u64::from(sequence.share.weight.get())).max(1);
+            sequence.charged = tokens;
+        }
+    }
+
+    /// What the owner of a sequence has had.
+    pub(crate) fn had(&self, share: &Share) -> u64 {
+        self.0.get(&share.key()).map_or(0, |account| account.had)
+    }
+
+    /// Should this running sequence make place for one that waits for such a share?
+    pub(crate) fn yields(&self, running: &Sequence, share: &Share) -> bool {
+        // To compute it again may cost all of its tokens.
+        let lead = TURN.max(running.cached) as u64 * UNIT;
+        running.share.priority > share.priority
+            || (running.share.priority == share.priority && self.had(&running.share) > self.had(share) + lead)
+    }
+
+    /// The account whose first waiting sequence comes next, apart from those `passed` over.
+    pub(crate) fn next(&self, passed: &[Key]) -> Option<Key> {
+        let open = self.0.iter().filter(|(key, _)| !passed.contains(key));
+        let first = open.filter_map(|(key, account)| Some((key, account.had, account.waiting.front()?.id)));
+        first.min_by_key(|(key, had, id)| (key.0, *had, *id)).map(|(key, ..)| *key)
+    }
+
+    /// The first one waiting of an account.
+    pub(crate) fn front(&self, key: Key) -> Option<&Sequence> {
+        self.0.get(&key)?.waiting.front().map(|sequence| &**sequence)
+    }
+
+    /// As [`Queue::front`].
+    pub(crate) fn front_mut(&mut self, key: Key) -> Option<&mut Sequence> {
+        self.0.get_mut(&key)?.waiting.front_mut().map(|sequence| &mut **sequence)
+    }
+
+    /// Takes the first one waiting of an account, which is to run.
+    pub(crate) fn take(&mut self, key: Key) -> Option<Box<Sequence>> {
+        self.0.get_mut(&key)?.waiting.pop_front()
+    }
+
+    /// Drops the waiting sequences that `gone` says are.
+    pub(crate) fn drop_waiting(&mut self, gone: impl Fn(&Sequence) -> bool) {
+        for account in self.0.values_mut() {
+            let before = account.waiting.len();
+            account.waiting.retain(|sequence| !gone(sequence));
+            account.sequences -= before - account.waiting.len();
+        }
+    }
+
+    /// Everything that waits.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Sequence> {
+        self.0.values().flat_map(|account| account.waiting.iter().map(|sequence| &**sequence))
+    }
+
+    /// How many have entered and not left.
+    pub(crate) fn entered(&self) -> usize {
+        self.0.values().map(|account| account.sequences).sum()
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.0.values().map(|account| account.waiting.len()).sum()
+    }
+}
