@@ -11,6 +11,10 @@
 //! again, hence can be shared. Layers with a sliding window have the same pages as all others, so what is found serves
 //! them, too.
 //!
+//! A model with a recurrent state, too, will need that state at the end of a page to go on from there: an entry then
+//! carries the number of a checkpoint beside that of its page, taken where a step ends with the page (a sequence's `split`
+//! cuts steps so), and adopting ends at the last entry that has one. Nothing else here depends on what a prefix consists of.
+//!
 //! Entries own no pages. A sequence gives its pages back from the last to the first, so of a prefix that nobody uses the
 //! end is evicted first: the beginning is of use without it, but not the other way round.
 

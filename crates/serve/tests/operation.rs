@@ -173,6 +173,19 @@ fn too_many_are_sent_away_and_told_when_to_come_back() {
 }
 
 #[test]
+fn what_is_urgent_does_not_wait_for_what_is_not() {
+    let server = serve(Setup { parallel: 1, ..LONG });
+    let mut held = server.open("/v1/completions", &endless(json!({})));
+    held.event().expect("it has begun");
+    let urgent = json!({"prompt": "x", "max_tokens": 8, "ignore_eos": true, "priority": -1});
+    assert_eq!(server.post("/v1/completions", &urgent).ok()["usage"]["completion_tokens"], 8);
+    held.event().expect("it goes on");
+    server.wait_until("the other one has given way", |s| s.metric("vllm:num_preemptions_total") == 1.0);
+    let wrong = server.post("/v1/completions", &json!({"prompt": "x", "priority": "high"}));
+    assert_eq!((wrong.status, wrong.json()["error"]["param"].as_str()), (400, Some("priority")));
+}
+
+#[test]
 fn while_the_model_is_loaded_clients_are_told_to_wait() {
     let (loaded, wait) = mpsc::channel::<()>();
     let server = start(config(USUAL), move || {

@@ -33,7 +33,13 @@ pub(crate) const USUAL: Setup =
 
 /// The tiny llama of the test data, with a chat template.
 pub(crate) fn load(setup: Setup) -> Result<Loaded, String> {
-    let file = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch/llama/model.gguf"));
+    load_model("llama", setup)
+}
+
+/// Another tiny model of the test data.
+pub(crate) fn load_model(name: &str, setup: Setup) -> Result<Loaded, String> {
+    let models = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch"));
+    let file = models.join(name).join("model.gguf");
     let gguf = Arc::new(Gguf::open(&file).map_err(|e| e.to_string())?);
     let model = zinc_models::open(&gguf).map_err(|e| e.to_string())?;
     let weights = GgufWeights::new(gguf.clone(), &model.graph).map_err(|e| e.to_string())?;
