@@ -14,6 +14,7 @@ use crate::ahead::Ahead;
 use crate::audit::AuditError;
 use crate::bucket::Limits;
 use crate::pool::KvPool;
+use crate::replace::OpenError;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Constraint, Event, Finish, Request, Sequence, SequenceId};
@@ -110,6 +111,9 @@ pub enum EngineError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// There is no device in the place of a lost one.
+    #[error("the device cannot be opened again: {0}")]
+    Reopen(#[source] OpenError),
 }
 
 /// A plan and its handle on the device.
@@ -151,9 +155,9 @@ pub struct Load {
 
 /// Runs sequences of one model on one device.
 pub struct Engine {
-    device: Box<dyn Device>,
-    graph: Arc<Graph>,
-    kv: Arc<KvLayout>,
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) graph: Arc<Graph>,
+    pub(crate) kv: Arc<KvLayout>,
     limits: Limits,
     choices: Choices,
     vocabulary: u32,
@@ -542,6 +546,16 @@ impl Engine {
         while let Some(next) = self.flight.pop_back() {
             self.scheduler.undo(&next.batch);
         }
+    }
+
+    /// Forgets all that the device holds: its programs, and K and V. Every sequence starts over.
+    pub(crate) fn forget_device(&mut self) {
+        self.take_back();
+        // No sequence is to blame.
+        self.scheduler.restart(u32::MAX, &mut self.pool);
+        self.programs.clear();
+        self.failed.clear();
+        (self.ahead, self.ran) = (None, None);
     }
 
     /// Compiles the plan of a bucket unless that has been done.

@@ -260,6 +260,7 @@ fn api_error(failure: Failure) -> ApiError {
         }
         Failure::Invalid(message) => ApiError::invalid(message),
         Failure::Engine(message) => ApiError::internal(message),
+        Failure::Lost(why) => ApiError::lost(&why),
         Failure::Ending => ApiError::unavailable("the server is shutting down"),
     }
 }

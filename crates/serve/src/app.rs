@@ -6,6 +6,7 @@ use crate::generation::Generation;
 use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::recovery::Lost;
 use crate::runner::{Command, Snapshot, most_updates};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
@@ -94,17 +95,16 @@ impl App {
         self.commands.send(Command::End).ok();
     }
 
-    /// The model, if it can answer.
+    /// The model, if it can answer. While a lost device is being opened again it can: requests wait as in a queue.
     pub(crate) fn model(&self) -> Result<Arc<Model>, ApiError> {
         if self.ending.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         let loading = || ApiError::unavailable("the model is being loaded; try again soon");
         let model = self.model.get().ok_or_else(loading)?;
-        let lost = self.snapshot.lock().unwrap_or_else(|poison| poison.into_inner()).lost.clone();
-        match lost {
-            Some(why) => Err(ApiError::unavailable(format!("the device is gone: {why}"))),
-            None => Ok(model.clone()),
+        match self.snapshot().lost {
+            Some(Lost::ForGood(why)) => Err(ApiError::lost(&why)),
+            Some(Lost::Recovering(_)) | None => Ok(model.clone()),
         }
     }
 

@@ -113,6 +113,18 @@ impl ApiError {
         ApiError { retry_after: Some(5), ..error }
     }
 
+    /// 503: the device is lost, and does not come back.
+    pub(crate) fn lost(why: &str) -> ApiError {
+        let message = format!("the device is gone, and the server must be started again: {why}");
+        ApiError { code: Some("device_lost"), ..ApiError::unavailable(message) }
+    }
+
+    /// 503: the device is lost and being opened again.
+    pub(crate) fn recovering(why: &str) -> ApiError {
+        let message = format!("device lost, recovering: {why}");
+        ApiError { code: Some("device_lost"), ..ApiError::unavailable(message) }
+    }
+
     /// 500: the engine failed.
     pub(crate) fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", Some("internal_error"), message)

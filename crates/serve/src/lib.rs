@@ -22,6 +22,7 @@ mod logging;
 mod metrics;
 mod model;
 mod patient;
+mod recovery;
 mod runner;
 mod score;
 mod signals;
@@ -31,12 +32,14 @@ mod tools;
 pub use keys::{KeyError, Keys, Reload};
 pub use logging::{LogFormat, log_to_stderr};
 pub use model::Loaded;
+pub use recovery::Revival;
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::listener::Stage;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::recovery::Recovery;
 use crate::runner::{Command, Runner, Snapshot};
 use axum::Router;
 use axum::extract::Request;
@@ -227,9 +230,9 @@ impl Server {
 
 /// Runs the engine until the server ends.
 fn work(loaded: Loaded, app: &App, queue: Receiver<Command>, metrics: Arc<Metrics>, snapshot: Arc<Mutex<Snapshot>>) {
-    let (model, engine) = Model::new(loaded);
+    let (model, engine, revival) = Model::new(loaded);
     tracing::info!(model = model.name(), context = model.context, parallel = model.parallel, "ready");
-    let runner = Runner::new(engine, queue, metrics, snapshot);
+    let runner = Runner::new(engine, Recovery::new(revival), queue, metrics, snapshot);
     app.set_model(model);
     runner.run();
 }

@@ -102,6 +102,8 @@ pub(crate) struct Metrics {
     pub(crate) shed: Counter,
     pub(crate) steps: Counter,
     pub(crate) step_errors: Counter,
+    /// Times that the device was lost.
+    pub(crate) device_losses: Counter,
     pub(crate) first_token: Histogram,
     pub(crate) between_tokens: Histogram,
     pub(crate) whole: Histogram,
@@ -124,6 +126,7 @@ impl Metrics {
             shed: Counter::default(),
             steps: Counter::default(),
             step_errors: Counter::default(),
+            device_losses: Counter::default(),
             first_token: seconds(),
             between_tokens: Histogram::new(GAPS),
             whole: seconds(),
@@ -174,6 +177,7 @@ impl Metrics {
             ("zinc_requests_shed_total", "Requests that found the queue full.", self.shed.get()),
             ("zinc_steps_total", "Steps of the engine.", self.steps.get()),
             ("zinc_step_errors_total", "Steps that failed.", self.step_errors.get()),
+            ("zinc_device_losses_total", "Times that the device was lost.", self.device_losses.get()),
         ] {
             number(name, "counter", about, &label, value as f64);
         }

@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::grammar::Grammars;
+use crate::recovery::Revival;
 use crate::tools::Family;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub struct Loaded {
     pub sampling: Sampling,
     /// Most sequences at the same time.
     pub parallel: u32,
+    /// What brings the device back when it is lost; without it, the server's answers end then.
+    pub revival: Option<Revival>,
 }
 
 /// What handlers know of the model.
@@ -65,9 +68,9 @@ pub(crate) struct TemplateOptions {
 }
 
 impl Model {
-    /// Takes what handlers need; gives the engine back.
-    pub(crate) fn new(loaded: Loaded) -> (Model, Engine) {
-        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel } = loaded;
+    /// Takes what handlers need; gives the engine back, and what revives its device.
+    pub(crate) fn new(loaded: Loaded) -> (Model, Engine, Option<Revival>) {
+        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel, revival } = loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
         let end_tokens: Arc<[u32]> = tokenizer.end_of_generation_ids().collect();
@@ -87,7 +90,7 @@ impl Model {
             vocabulary: engine.vocabulary(),
             created: unix_seconds(),
         };
-        (model, engine)
+        (model, engine, revival)
     }
 
     /// The name that is shown.

@@ -10,6 +10,7 @@
 
 use crate::generation::Generation;
 use crate::metrics::{Metrics, Outcome};
+use crate::recovery::{Lost, Recovery};
 use crate::score::{Scored, score};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
@@ -17,7 +18,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use zinc_engine::{Constraint, Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
-use zinc_ir::device::DeviceError;
 
 /// Least time between two looks at how busy the engine is.
 const LOOK: Duration = Duration::from_millis(50);
@@ -74,6 +74,8 @@ pub(crate) enum Failure {
     Invalid(String),
     /// The engine failed.
     Engine(String),
+    /// The device was lost, and does not come back.
+    Lost(String),
     /// The server ends.
     Ending,
 }
@@ -85,8 +87,8 @@ pub(crate) struct Snapshot {
     pub(crate) preemptions: u64,
     /// One for each sequence that the engine has.
     pub(crate) slots: Vec<Slot>,
-    /// The device is lost: nothing works until the server is started again.
-    pub(crate) lost: Option<String>,
+    /// The device is lost.
+    pub(crate) lost: Option<Lost>,
 }
 
 /// A sequence, as `/slots` shows it.
@@ -124,18 +126,20 @@ pub(crate) struct Runner {
     snapshot: Arc<Mutex<Snapshot>>,
     live: HashMap<SequenceId, Live>,
     looked: Instant,
-    lost: Option<String>,
+    recovery: Recovery,
+    lost: Option<Lost>,
 }
 
 impl Runner {
     pub(crate) fn new(
         engine: Engine,
+        recovery: Recovery,
         commands: Receiver<Command>,
         metrics: Arc<Metrics>,
         snapshot: Arc<Mutex<Snapshot>>,
     ) -> Runner {
-        let mut runner =
-            Runner { engine, commands, metrics, snapshot, live: HashMap::new(), looked: Instant::now(), lost: None };
+        let (live, looked, lost) = (HashMap::new(), Instant::now(), None);
+        let mut runner = Runner { engine, commands, metrics, snapshot, live, looked, recovery, lost };
         runner.look();
         runner
     }
@@ -189,8 +193,8 @@ impl Runner {
         arrived: Instant,
         updates: Sender<Update>,
     ) {
-        if let Some(lost) = &self.lost {
-            send(&updates, 0, What::Failed(Failure::Engine(lost.clone())));
+        if let Some(Lost::ForGood(why)) = &self.lost {
+            send(&updates, 0, What::Failed(Failure::Lost(why.clone())));
             return;
         }
         for choice in 0..generation.choices() {
@@ -267,26 +271,43 @@ impl Runner {
         }
         match stepped {
             Ok(()) => self.metrics.steps.add(1),
+            Err(error) if error.is_device_loss() => self.revive(&error.to_string()),
             Err(error) => self.recover(&error),
         }
     }
 
-    /// A step has failed: all is computed anew, without what has failed before. Of a lost device nothing more will come.
+    /// A step has failed: all is computed anew, without what has failed before.
     fn recover(&mut self, error: &EngineError) {
         self.metrics.step_errors.add(1);
         tracing::error!(%error, live = self.live.len(), "a step failed");
         let failure = Failure::Engine(error.to_string());
-        if matches!(error, EngineError::Device(DeviceError::Lost { .. })) {
-            self.lost = Some(error.to_string());
-            self.fail_all(&failure);
-            return;
-        }
         for id in self.engine.recover() {
             if let Some(live) = self.live.remove(&id) {
                 live.send(What::Failed(failure.clone()));
                 self.count(&live, Outcome::Error);
             }
         }
+    }
+
+    /// Opens the lost device again: answers go on. Where that fails, they end.
+    fn revive(&mut self, loss: &str) {
+        self.metrics.device_losses.add(1);
+        tracing::error!(loss, live = self.live.len(), "the device is lost; opening it again");
+        self.lost = Some(Lost::Recovering(loss.to_owned()));
+        self.look();
+        let began = Instant::now();
+        self.lost = match self.recovery.run(&mut self.engine, loss) {
+            Ok(()) => {
+                tracing::info!(seconds = began.elapsed().as_secs_f64(), "the device is back");
+                None
+            }
+            Err(why) => {
+                tracing::error!(why, live = self.live.len(), "the device is gone for good");
+                self.fail_all(&Failure::Lost(why.clone()));
+                Some(Lost::ForGood(why))
+            }
+        };
+        self.look();
     }
 
     /// Takes what a step that took from `began` to `now` did.

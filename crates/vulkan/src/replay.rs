@@ -215,7 +215,7 @@ pub(crate) struct Queue {
     timeline: vk::Semaphore,
     last: u64,
     /// Longest wait for one submission.
-    timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Queue {
@@ -255,6 +255,9 @@ impl Queue {
 
     /// Waits until submission `value` has finished.
     pub(crate) fn wait(&self, value: u64, during: &'static str) -> Result<(), VulkanError> {
+        if self.gpu.is_abandoned() {
+            return Err(VulkanError::Lost { call: during, detail: "it did not answer earlier".into() });
+        }
         match self.sleep(value, self.timeout, during)? {
             true => Ok(()),
             false => {

@@ -156,6 +156,11 @@ impl VulkanDevice {
         })
     }
 
+    /// From now on the device counts as lost when a wait takes longer than this.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.queue.timeout = timeout;
+    }
+
     /// What the device is.
     pub fn report(&self) -> &DeviceReport {
         &self.gpu.report

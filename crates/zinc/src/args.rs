@@ -138,7 +138,7 @@ impl From<CacheType> for KvType {
 }
 
 /// Where and how to compute.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct ComputeArgs {
     /// cpu, vulkan, vulkan:N or auto (a real GPU if there is one, else the CPU)

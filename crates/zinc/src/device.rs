@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use std::str::FromStr;
 use std::sync::Arc;
 use zinc_compiler::Tuned;
+use zinc_engine::OpenError;
 use zinc_ir::device::Device;
 use zinc_ir::measured::Measured;
 use zinc_tuner::Record;
@@ -52,12 +53,23 @@ pub(crate) struct Opened {
     pub(crate) why: String,
     /// What was tuned on it, unless that is not wanted.
     pub(crate) record: Option<Record>,
+    /// What asks for this very one.
+    choice: Choice,
 }
+
+/// Opens a lost device again.
+pub(crate) type Reopen = Box<dyn FnMut() -> Result<Box<dyn Device>, OpenError> + Send>;
 
 impl Opened {
     /// The cuts to use.
     pub(crate) fn tuned(&self) -> Arc<Tuned> {
         Arc::new(self.record.as_ref().map(Record::tuned).unwrap_or_default())
+    }
+
+    /// What opens the same device again; `compute` is what it was opened by.
+    pub(crate) fn reopen(&self, compute: &ComputeArgs) -> Reopen {
+        let compute = ComputeArgs { device: self.choice, ..compute.clone() };
+        Box::new(move || open(&compute).map(|opened| opened.device).map_err(OpenError::from))
     }
 }
 
@@ -172,7 +184,7 @@ fn best(devices: &[DeviceReport]) -> Result<usize> {
 
 fn cpu(compute: &ComputeArgs, why: String) -> Result<Opened> {
     let device = zinc_cpu::CpuDevice::new(compute.threads).context("cannot start the CPU device")?;
-    Ok(Opened { device: Box::new(device), is_cpu: true, why, record: None })
+    Ok(Opened { device: Box::new(device), is_cpu: true, why, record: None, choice: Choice::Cpu })
 }
 
 fn vulkan(compute: &ComputeArgs, index: usize, why: String) -> Result<Opened> {
@@ -186,7 +198,7 @@ fn vulkan(compute: &ComputeArgs, index: usize, why: String) -> Result<Opened> {
             tuned::load(&tuned::path(&identity)?, &identity)
         }
     };
-    Ok(Opened { device: Box::new(device), is_cpu: false, why, record })
+    Ok(Opened { device: Box::new(device), is_cpu: false, why, record, choice: Choice::Vulkan(Some(index)) })
 }
 
 #[cfg(test)]

@@ -5,16 +5,18 @@
 //! ```
 
 use crate::args::SamplingArgs;
+use crate::device::Reopen;
 use crate::failure::usage;
 use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::progress::Meter;
 use crate::session::{Session, act_name};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zinc_engine::{Engine, Event, Finish, Request, Sampling};
+use zinc_engine::{Engine, EngineError, Event, Finish, Request, Sampling};
+use zinc_ir::device::WeightSource;
 use zinc_text::{StopMatcher, StreamDecoder, TextStart, Tokenizer};
 
 /// How to generate.
@@ -197,16 +199,43 @@ pub(crate) fn generate(
         stops: &settings.stops,
         text: String::new(),
     };
-    let result = read_on(&mut session.engine, &mut reader, &mut timing, interrupt, show);
+    let spare = Spare { reopen: &mut session.reopen, weights: session.source.weights.as_ref(), used: false };
+    let result = read_on(&mut session.engine, spare, &mut reader, &mut timing, interrupt, show);
     session.engine.cancel(id);
     let (tokens, end) = result?;
     reader.finish(show)?;
     Ok(Answer { text: reader.text, tokens, end, timing })
 }
 
+/// A device for the case that the one in use is lost; good for once an answer.
+struct Spare<'a> {
+    reopen: &'a mut Reopen,
+    weights: &'a dyn WeightSource,
+    used: bool,
+}
+
+impl Spare<'_> {
+    /// Has the engine go on after this error, if a lost device is all there is to it.
+    fn recover(&mut self, engine: &mut Engine, error: EngineError) -> Result<()> {
+        if !error.is_device_loss() {
+            return Err(error.into());
+        }
+        if std::mem::replace(&mut self.used, true) {
+            return Err(error)
+                .context("the device was lost again soon after it had been opened anew; the system's log may say why");
+        }
+        say!("warning: {error}; opening it again, the answer goes on");
+        let mut meter = Meter::new();
+        let recovered = engine.replace_device(self.reopen, self.weights, &mut |p| meter.device(p));
+        meter.clear();
+        recovered.with_context(|| error.to_string())
+    }
+}
+
 /// Steps until the answer ends; gives its tokens and why it ended.
 fn read_on(
     engine: &mut Engine,
+    mut spare: Spare<'_>,
     reader: &mut Reader<'_>,
     timing: &mut Timing,
     interrupt: &Interrupt,
@@ -217,11 +246,14 @@ fn read_on(
     let mut meter = Meter::new();
     loop {
         let (before, known) = (Instant::now(), engine.programs());
-        engine.prepare_step(&mut |p| meter.device(p))?;
+        let prepared = engine.prepare_step(&mut |p| meter.device(p));
         meter.clear();
         let start = if engine.programs() > known { Instant::now() } else { before };
         timing.compile += start - before;
-        engine.step_into(&mut events, &mut |_| ())?;
+        if let Err(error) = prepared.and_then(|_| engine.step_into(&mut events, &mut |_| ())) {
+            spare.recover(engine, error)?;
+            continue;
+        }
         let spent = if tokens.is_empty() { &mut timing.prompt } else { &mut timing.generation };
         *spent += start.elapsed();
         let mut end = None;
@@ -255,4 +287,67 @@ fn ended(reason: Finish) -> Result<End> {
         Finish::NoneAllowed => End::Model,
         Finish::NoNumbers => bail!("the model gave no numbers as logits; the file may be damaged (see `zinc inspect`)"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::ModelArgs;
+    use crate::source::Source;
+    use zinc_conformance::{Fuse, LosingDevice};
+    use zinc_cpu::CpuDevice;
+    use zinc_engine::Options;
+    use zinc_ir::device::Device;
+    use zinc_ir::plan::{ActPrecision, KvType};
+
+    /// A tiny model on a device that is lost when the fuse burns, each time after as many calls again.
+    fn session(fuse: &Fuse, again: Option<u32>) -> Session {
+        let path = zinc_conformance::data("arch/llama").join("model.gguf");
+        let source = Source::open(&ModelArgs { path: Some(path), ..ModelArgs::default() }, None).expect("a model");
+        let shared = fuse.clone();
+        let open = move || {
+            again.into_iter().for_each(|calls| shared.light(calls));
+            Ok(Box::new(LosingDevice::new(Box::new(CpuDevice::new(1)?), &shared)) as Box<dyn Device>)
+        };
+        let (mut reopen, graph): (Reopen, _) = (Box::new(open), source.model.graph.clone());
+        let device = reopen().expect("a device");
+        let engine =
+            Engine::new(device, graph, source.weights.as_ref(), Options::default(), &mut |_| ()).expect("loads");
+        Session {
+            tokenizer: source.tokenizer().expect("a tokenizer"),
+            source,
+            engine,
+            act: ActPrecision::F16,
+            tuned: false,
+            kv: KvType::F16.into(),
+            load_time: Duration::ZERO,
+            reopen,
+        }
+    }
+
+    fn answer(session: &mut Session) -> Result<Answer> {
+        let sampling = Sampling { temperature: 0.9, top_k: 40, seed: 3, ..Sampling::default() };
+        let (stops, start) = (vec![], TextStart::Continuation);
+        let settings = Settings { predict: Some(20), sampling, stops, ignore_eos: true, start };
+        generate(session, vec![5, 6, 7], &settings, &Interrupt::default(), &mut |_| Ok(()))
+    }
+
+    #[test]
+    fn an_answer_goes_on_after_the_device_was_lost_once() {
+        let fuse = Fuse::default();
+        let expected = answer(&mut session(&fuse, None)).expect("an answer");
+        let mut losing = session(&fuse, None);
+        for round in 1..=2 {
+            fuse.light(13);
+            let got = answer(&mut losing).expect("an answer all the same");
+            assert_eq!((got.text, got.tokens), (expected.text.clone(), expected.tokens.clone()));
+            assert_eq!(fuse.losses(), round);
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_lost_again_ends_the_answer_with_the_reason() {
+        let error = answer(&mut session(&Fuse::default(), Some(4))).expect_err("it is lost twice");
+        assert!(format!("{error:#}").contains("lost again") && format!("{error:#}").contains("fuse"), "{error:#}");
+    }
 }

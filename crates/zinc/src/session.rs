@@ -5,7 +5,7 @@
 //! ```
 
 use crate::args::{ComputeArgs, ModelArgs};
-use crate::device;
+use crate::device::{self, Reopen};
 use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::progress::Meter;
@@ -36,6 +36,8 @@ pub(crate) struct Session {
     pub(crate) kv: KvTypes,
     /// Time to open the file, the device, and to load the weights.
     pub(crate) load_time: Duration,
+    /// Opens the device again, should it be lost.
+    pub(crate) reopen: Reopen,
 }
 
 /// The context that a command needs where `-c` says nothing.
@@ -141,6 +143,7 @@ impl Begun {
         if tuned {
             say!("kernels are cut as `zinc tune` found best on this GPU (--no-tuned: by rule)");
         }
+        let reopen = opened.reopen(compute);
         let choices = Choices { act, invariant, tuned: opened.tuned(), ..Choices::default() };
         let rows = compute.ubatch_size;
         let options = Options { context, kv, rows, sequences, choices, ..Options::default() };
@@ -153,7 +156,7 @@ impl Begun {
         let engine = Engine::new(opened.device, graph, source.weights.as_ref(), options, &mut progress)
             .with_context(|| format!("cannot load {}", source.name))?;
         meter.clear();
-        let session = Session { source, tokenizer, engine, act, tuned, kv, load_time: start.elapsed() };
+        let session = Session { source, tokenizer, engine, act, tuned, kv, load_time: start.elapsed(), reopen };
         if compute.verbose {
             session.describe(context);
         }

@@ -26,7 +26,7 @@ pub(crate) struct Source {
     /// The file, if there is one.
     pub(crate) gguf: Option<Arc<Gguf>>,
     /// Weights.
-    pub(crate) weights: Box<dyn WeightSource>,
+    pub(crate) weights: Box<dyn WeightSource + Send>,
 }
 
 /// The model file that the arguments name, which may have to be obtained first.

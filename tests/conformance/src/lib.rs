@@ -10,6 +10,7 @@ mod experts;
 mod fixture;
 mod interpreted;
 mod invariant;
+mod losing;
 mod persistent;
 
 pub use attention::{attention_of_batches, attention_of_prompts, attention_of_prompts_in};
@@ -22,4 +23,5 @@ pub use experts::{crowded_experts, experts_of_two_formats, mixture_of_experts};
 pub use fixture::{Distance, Fixture, data, distance};
 pub use interpreted::{InterpretedDevice, gpu_caps};
 pub use invariant::invariant;
+pub use losing::{Fuse, LosingDevice};
 pub use persistent::{even_cuts, layers_as_one, persistent_context, persistent_equals_launches};

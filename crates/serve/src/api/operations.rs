@@ -3,6 +3,7 @@
 use super::Reply;
 use crate::app::App;
 use crate::error::{ApiError, json_response};
+use crate::recovery::Lost;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Response, header};
@@ -13,6 +14,9 @@ use zinc_ir::plan::PAGE_TOKENS;
 /// `/health`, `/ready`: 200 if a request would be taken now.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Reply {
     app.model()?;
+    if let Some(Lost::Recovering(why)) = app.snapshot().lost {
+        return Err(ApiError::recovering(&why));
+    }
     match app.is_full() {
         true => Err(ApiError::unavailable("the server's queue is full")),
         false => Ok(json_response(&json!({"status": "ok"}))),

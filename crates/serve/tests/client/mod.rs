@@ -11,10 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use zinc_engine::{Engine, Options, Sampling};
+use zinc_engine::{Engine, OpenError, Options, Sampling};
 use zinc_gguf::Gguf;
+use zinc_ir::device::Device;
 use zinc_models::GgufWeights;
-use zinc_serve::{Config, Keys, Loaded, ServeError, Server, Stop};
+use zinc_serve::{Config, Keys, Loaded, Revival, ServeError, Server, Stop};
 use zinc_text::{ChatTemplate, Tokenizer};
 
 /// How the model under test is set up.
@@ -31,19 +32,27 @@ pub(crate) struct Setup {
 pub(crate) const USUAL: Setup =
     Setup { context: 512, parallel: 4, pages: None, queue: 1000, grace: Duration::from_secs(5) };
 
-/// The tiny llama of the test data, with a chat template.
+/// Opens a device.
+pub(crate) type Open = Box<dyn FnMut() -> Result<Box<dyn Device>, OpenError> + Send>;
+
+/// The tiny llama of the test data, with a chat template, on the CPU.
 pub(crate) fn load(setup: Setup) -> Result<Loaded, String> {
     load_model("llama", setup)
 }
 
 /// Another tiny model of the test data.
 pub(crate) fn load_model(name: &str, setup: Setup) -> Result<Loaded, String> {
+    load_on(name, setup, Box::new(|| Ok(Box::new(zinc_cpu::CpuDevice::new(1)?))))
+}
+
+/// One on any device.
+pub(crate) fn load_on(name: &str, setup: Setup, mut open: Open) -> Result<Loaded, String> {
     let models = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch"));
     let file = models.join(name).join("model.gguf");
     let gguf = Arc::new(Gguf::open(&file).map_err(|e| e.to_string())?);
     let model = zinc_models::open(&gguf).map_err(|e| e.to_string())?;
     let weights = GgufWeights::new(gguf.clone(), &model.graph).map_err(|e| e.to_string())?;
-    let device = Box::new(zinc_cpu::CpuDevice::new(1).map_err(|e| e.to_string())?);
+    let device = open().map_err(|e| e.to_string())?;
     let Setup { context, parallel, pages, .. } = setup;
     let options = Options { context, sequences: parallel, pages, rows: 64, ..Options::default() };
     let engine = Engine::new(device, model.graph.clone(), &weights, options, &mut |_| ()).map_err(|e| e.to_string())?;
@@ -55,6 +64,7 @@ pub(crate) fn load_model(name: &str, setup: Setup) -> Result<Loaded, String> {
         trained_context: model.spec.context,
         sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..Sampling::default() },
         parallel,
+        revival: Some(Revival { open, weights: Box::new(weights), pause: Duration::ZERO }),
     })
 }
 

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zinc_engine::Sampling;
-use zinc_serve::{Config, Keys, Loaded, LogFormat, Reload, ServeError, Server, log_to_stderr};
+use zinc_serve::{Config, Keys, Loaded, LogFormat, Reload, Revival, ServeError, Server, log_to_stderr};
 use zinc_text::ChatTemplate;
 
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
@@ -171,6 +171,9 @@ fn keys_of(path: &Path) -> Result<Keys> {
     if keys.is_open() { Err(usage(format!("{} has no keys", path.display()))) } else { Ok(keys) }
 }
 
+/// Time that a lost device has before it is tried a second time.
+const PAUSE: Duration = Duration::from_secs(2);
+
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let config = arguments.server.config()?;
     let sampling = arguments.sampling.sampling()?;
@@ -220,6 +223,7 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
         engine: session.engine,
         sampling,
         parallel,
+        revival: Some(Revival { open: session.reopen, weights: session.source.weights, pause: PAUSE }),
     })
 }
 

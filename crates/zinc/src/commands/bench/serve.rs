@@ -229,6 +229,7 @@ impl Own {
             engine: session.engine,
             sampling: Sampling::default(),
             parallel: sequences,
+            revival: None,
         };
         let thread = std::thread::Builder::new().name("zinc-server".into());
         let thread = thread.spawn(move || server.run(move || Ok::<_, ServeError>(loaded)))?;
