@@ -140,9 +140,9 @@ impl Scheduler {
 
     /// Is every page where it should be, and every sequence counted?
     pub(crate) fn audit(&self, pool: &KvPool) -> Result<(), AuditError> {
-        let (entered, there) = (self.queue.entered(), self.running.len() + self.queue.len());
-        if entered != there {
-            return Err(AuditError(format!("the owners have {entered} sequences, but there are {there}")));
+        let ((entered, owners), there) = (self.queue.entered(), self.running.len() + self.queue.len());
+        if entered != there || (there == 0 && owners > 0) {
+            return Err(AuditError(format!("{owners} owners have {entered} sequences, but there are {there}")));
         }
         let running = self.running.iter().map(|sequence| &**sequence);
         audit(pool, running.chain(self.queue.waiting()), self.prefixes.pages())
@@ -151,7 +151,7 @@ impl Scheduler {
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
     pub(crate) fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
         self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if *sequence == id));
-        self.queue.drop_waiting(|s| s.id == id);
+        self.queue.drop_waiting(id);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let mut sequence = self.running.remove(i);
             self.queue.leave(&sequence);

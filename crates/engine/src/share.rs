@@ -10,7 +10,7 @@
 //! at the least count of those who are there, so nobody saves up; counts of owners who are away are kept for as long as
 //! they are above that, so nobody gets away from one by leaving.
 
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceId};
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 
@@ -93,10 +93,14 @@ impl Queue {
         waiting.insert(place, sequence);
     }
 
-    /// A sequence that does not wait is gone.
+    /// A sequence is gone that does not wait, or no longer.
     pub(crate) fn leave(&mut self, sequence: &Sequence) {
-        if let Some(account) = self.0.get_mut(&sequence.share.key()) {
+        let key = sequence.share.key();
+        if let Some(account) = self.0.get_mut(&key) {
             account.sequences -= 1;
+            if account.sequences == 0 {
+                self.settle(key.0);
+            }
         }
     }
 
@@ -144,12 +148,14 @@ impl Queue {
         self.0.get_mut(&key)?.waiting.pop_front()
     }
 
-    /// Drops the waiting sequences that `gone` says are.
-    pub(crate) fn drop_waiting(&mut self, gone: impl Fn(&Sequence) -> bool) {
-        for account in self.0.values_mut() {
-            let before = account.waiting.len();
-            account.waiting.retain(|sequence| !gone(sequence));
-            account.sequences -= before - account.waiting.len();
+    /// Drops a sequence if it waits.
+    pub(crate) fn drop_waiting(&mut self, id: SequenceId) {
+        let dropped = self.0.values_mut().find_map(|account| {
+            let place = account.waiting.iter().position(|sequence| sequence.id == id)?;
+            account.waiting.remove(place)
+        });
+        if let Some(sequence) = dropped {
+            self.leave(&sequence);
         }
     }
 
@@ -158,9 +164,9 @@ impl Queue {
         self.0.values().flat_map(|account| account.waiting.iter().map(|sequence| &**sequence))
     }
 
-    /// How many have entered and not left.
-    pub(crate) fn entered(&self) -> usize {
-        self.0.values().map(|account| account.sequences).sum()
+    /// How many have entered and not left, and of how many owners there are counts.
+    pub(crate) fn entered(&self) -> (usize, usize) {
+        (self.0.values().map(|account| account.sequences).sum(), self.0.len())
     }
 
     /// How many wait.
