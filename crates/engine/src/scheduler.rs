@@ -409,6 +409,13 @@ impl Scheduler {
         (count > 0).then(|| limits.generating(count, context, tail))
     }
 
+    /// Where a sequence is among those that run; most likely at or soon after `guess`.
+    fn place(&self, id: SequenceId, guess: usize) -> Option<usize> {
+        let (before, after) = self.running.split_at(guess.min(self.running.len()));
+        let found = after.iter().position(|s| s.id == id).map(|i| before.len() + i);
+        found.or_else(|| before.iter().position(|s| s.id == id))
+    }
+
     /// Is a sequence of the batch still there?
     pub(crate) fn has_part_of(&self, batch: &Batch) -> bool {
         batch.parts.iter().any(|part| self.running.iter().any(|s| s.id == part.id))
@@ -424,13 +431,18 @@ impl Scheduler {
         events: &mut Vec<Event>,
     ) {
         events.append(&mut self.started);
+        // Outputs are in the order of parts, and most often so is what runs.
+        let (mut rows, mut place) = (0..0, 0);
         for (index, part) in batch.parts.iter().enumerate() {
-            let Some(i) = self.running.iter().position(|s| s.id == part.id) else { continue };
+            let mine = batch.outputs[rows.end..].iter().take_while(|(of, _)| *of == index).count();
+            rows = rows.end..rows.end + mine;
+            let Some(i) = self.place(part.id, place) else { continue };
+            place = i;
             let sequence = &mut self.running[i];
             sequence.ahead -= usize::from(part.chooses);
-            let mine = batch.outputs.iter().enumerate().filter(|(_, (p, _))| *p == index);
             let mut ended = None;
-            for (row, &(_, position)) in mine {
+            for row in rows.clone() {
+                let position = batch.outputs[row].1;
                 ended = ended.or(take_output(sequence, output, row, batch.outputs.len(), position, events));
             }
             sequence.computed = part.end;
