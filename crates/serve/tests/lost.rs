@@ -1,5 +1,5 @@
 //! The device is lost while clients are served: they notice a pause at most, and their answers are what they would have
-//! been. Where it does not come back, they are told.
+//! been. Where it does not come back, they are told. The same of a device whose steps fail.
 
 mod client;
 
@@ -144,4 +144,36 @@ fn a_device_that_is_lost_again_and_again_is_given_up() {
     assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (503, Some("device_lost")));
     gone(&server, "4 times within 10 minutes");
     assert_eq!(fuse.losses(), 4);
+}
+
+#[test]
+fn steps_that_fail_now_and_then_change_no_answer() {
+    let fuse = Fuse::default();
+    let server = serve_on(losing(&fuse));
+    let alone: Vec<_> = (0..CLIENTS).map(|i| answer(&server, i)).collect();
+    // Enough steps for everyone to get a token before the next failure.
+    fuse.fail_one_of(25);
+    std::thread::scope(|scope| {
+        for (i, expected) in alone.iter().enumerate() {
+            let server = &server;
+            scope.spawn(move || (0..4).for_each(|_| assert_eq!(answer(server, i), *expected, "request {i}")));
+        }
+    });
+    assert!(server.metric("zinc_step_errors_total") >= 3.0);
+    assert_eq!(server.metric("zinc_device_losses_total"), 0.0);
+    server.wait_until("nothing is held", |s| s.metric("vllm:kv_cache_usage_perc") == 0.0);
+}
+
+#[test]
+fn a_device_whose_steps_all_fail_ends_answers_with_a_word_and_is_asked_again() {
+    let fuse = Fuse::default();
+    let server = serve_on(losing(&fuse));
+    let body = json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true});
+    fuse.fail_one_of(1);
+    let reply = server.post("/v1/completions", &body);
+    let message = reply.json()["error"]["message"].as_str().expect("a message").to_owned();
+    assert!(reply.status == 500 && message.contains("this step fails"), "{} {message}", reply.status);
+    assert_eq!(server.metric("zinc_step_errors_total"), 2.0, "it was tried twice");
+    fuse.fail_one_of(0);
+    assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 3);
 }

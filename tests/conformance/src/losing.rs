@@ -1,4 +1,5 @@
-//! A device that gets lost when a test wants it to: from then on every call fails, until another takes its place.
+//! A device that gets lost when a test wants it to: from then on every call fails, until another takes its place. Or one
+//! whose steps fail now and then, without harm to those after them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -14,12 +15,26 @@ pub struct Fuse {
     /// Calls until a device is lost; 0: none will be.
     left: Arc<AtomicI64>,
     losses: Arc<AtomicU64>,
+    /// One of so many waits fails; 0: none does.
+    failing: Arc<AtomicU64>,
+    waits: Arc<AtomicU64>,
 }
 
 impl Fuse {
     /// The device in use is lost at the `calls`-th submission or wait from now on, or the next one if that is later.
     pub fn light(&self, calls: u32) {
         self.left.store(calls.max(1).into(), Ordering::SeqCst);
+    }
+
+    /// From now on, one of every so many steps fails; 0: none does.
+    pub fn fail_one_of(&self, steps: u64) {
+        self.failing.store(steps, Ordering::SeqCst);
+    }
+
+    /// Does this step fail?
+    fn fails(&self) -> bool {
+        let (of, step) = (self.failing.load(Ordering::SeqCst), self.waits.fetch_add(1, Ordering::SeqCst));
+        of > 0 && (step + 1).is_multiple_of(of)
     }
 
     /// Devices lost so far.
@@ -98,7 +113,11 @@ impl Device for LosingDevice {
     }
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), DeviceError> {
         self.call()?;
-        self.inner.wait(ticket, output)
+        self.inner.wait(ticket, output)?;
+        match self.fuse.fails() {
+            true => Err(DeviceError::Driver { call: "a test".into(), detail: "this step fails".into() }),
+            false => Ok(()),
+        }
     }
     fn depth(&self) -> usize {
         self.inner.depth()
