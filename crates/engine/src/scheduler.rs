@@ -8,8 +8,8 @@
 //!
 //! Sequences are admitted by priority, those of one priority by what their owners have had ([`crate::share`]), those of one
 //! owner in order of arrival; each step looks at those that run in the same order. It gives every generating sequence its
-//! one row first, then fills up to the row limit with pieces of prompts, so a long prompt delays the others by no more than
-//! a full step. When pages run out, the last in that order goes back to wait; so does one that runs where a more urgent one
+//! one row first, then fills up to the row limit with pieces of prompts, of which each leaves a quarter to those behind it:
+//! so a long prompt delays sequences that generate by no more than a full step, and short prompts by a few. When pages run out, the last in that order goes back to wait; so does one that runs where a more urgent one
 //! waits for its place, or one whose owner has had much less. The first in the order always proceeds, and each turn brings
 //! new tokens, so every sequence ends. Preempting drops neither tokens nor sampling state: its output is the same; and its
 //! full pages are dropped only as others need them. A sequence whose prompt begins as one that is being run waits until
@@ -180,6 +180,7 @@ impl Scheduler {
         let mut outputs_left = self.limits.outputs as usize;
         // Rows kept back for sequences that generate, so that prompts before them in line do not take all.
         let mut reserved = self.running.iter().filter(|s| s.pending() == 1).count();
+        let mut prompts = self.running.iter().filter(|s| s.pending() > 1).count();
         self.rows.clear();
         for i in 0.. {
             let Some(sequence) = self.running.get(i) else { break };
@@ -187,7 +188,10 @@ impl Scheduler {
                 reserved -= 1;
                 rows_left
             } else {
-                rows_left.saturating_sub(reserved)
+                prompts -= usize::from(sequence.pending() > 1);
+                let room = rows_left.saturating_sub(reserved);
+                // A quarter is for the prompts behind it, so that short ones need not wait for the end of a long one.
+                if prompts > 0 { room - room / 4 } else { room }
             };
             let rows = sequence.rows_within(room, outputs_left);
             let end = sequence.cached + rows;

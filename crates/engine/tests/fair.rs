@@ -166,3 +166,27 @@ fn the_least_urgent_gives_its_pages_back_first() {
     assert!(engine.preemptions() > 0);
     assert_eq!(ended, [ids[1], ids[2], ids[0]]);
 }
+
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let mut engine = engine(Options { context: 4096, rows: 64, sequences: 4, ..Options::default() });
+    let mut number = 0;
+    let of = |prompt| Owner { share: Share::default(), clients: 1, sizes: (prompt, 4) };
+    let long = ask(&mut engine, &of(3000), &mut number);
+    engine.step(&mut |_| ()).expect("a step");
+    let short = ask(&mut engine, &of(40), &mut number);
+    let mut first = HashMap::new();
+    for step in 1.. {
+        for event in engine.step(&mut |_| ()).expect("a step") {
+            if let Event::Token { sequence, .. } = event {
+                first.entry(sequence).or_insert(step);
+            }
+        }
+        if engine.is_idle() {
+            break;
+        }
+    }
+    // 16 of 64 rows are the short one's, and the long one has all of the others.
+    assert_eq!(first[&short], 3);
+    assert_eq!(first[&long], (3000_usize - 64 + 40 + 4).div_ceil(64));
+}
