@@ -50,8 +50,8 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "setup",
-        arguments: "[--mirror URL] [--only drivers|models|python]",
-        about: "fetch driver sets, test models and Python packages into target/zinc-test",
+        arguments: "[--mirror URL] [--only drivers|models|python|browser]",
+        about: "fetch driver sets, test models and Python packages into target/zinc-test; install Chromium",
         run: setup::command,
     },
     Command {

@@ -22,19 +22,17 @@ mod logging;
 mod metrics;
 mod model;
 mod patient;
-mod pooling;
-mod reasoning;
 mod recovery;
 mod runner;
 mod score;
 mod signals;
 mod sse;
 mod tools;
+mod ui;
 
 pub use keys::{KeyError, Keys, Reload};
 pub use logging::{LogFormat, log_to_stderr};
-pub use model::{Loaded, Reasoning};
-pub use pooling::Pooling;
+pub use model::Loaded;
 pub use recovery::Revival;
 
 use crate::app::App;
@@ -74,6 +72,8 @@ pub struct Config {
     pub max_body: usize,
     /// Time that requests have to end when the server is stopped.
     pub grace: Duration,
+    /// Give browsers a page to chat in, at `/`.
+    pub page: bool,
     /// Take over Ctrl-C and SIGTERM: the first one lets requests end, the second one ends the process with code 130. And
     /// SIGHUP, which ends nothing.
     pub signals: bool,
@@ -223,7 +223,7 @@ impl Server {
                 tokio::spawn(signals::obey(stop));
                 tokio::spawn(signals::reload(config.reload.clone(), app.clone()));
             }
-            listener::listen(listener, routes(&app), &app, stages, config.grace).await;
+            listener::listen(listener, routes(&app, config.page), &app, stages, config.grace).await;
             Ok(())
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
@@ -258,11 +258,12 @@ fn finish(thread: JoinHandle<Result<(), ServeError>>, app: &App) -> Result<(), S
 }
 
 /// All paths.
-fn routes(app: &Arc<App>) -> Router {
+fn routes(app: &Arc<App>, page: bool) -> Router {
     let nothing = |request: Request| async move { ApiError::no_route(request.method().as_str(), request.uri().path()) };
     let no_method =
         |request: Request| async move { ApiError::no_method(request.method().as_str(), request.uri().path()) };
     let closed = api::router().layer(middleware::from_fn_with_state(app.clone(), guard::ask_for_key));
-    let routes = closed.merge(api::open_router()).fallback(nothing).method_not_allowed_fallback(no_method);
+    let open = if page { api::open_router().merge(ui::router()) } else { api::open_router() };
+    let routes = closed.merge(open).fallback(nothing).method_not_allowed_fallback(no_method);
     routes.layer(middleware::from_fn_with_state(app.clone(), guard::accompany)).with_state(app.clone())
 }

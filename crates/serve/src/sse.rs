@@ -15,6 +15,7 @@ use axum::http::{HeaderValue, Response, header};
 use http_body::Frame;
 use serde_json::Value;
 use std::convert::Infallible;
+use std::fmt::Write;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -39,9 +40,44 @@ pub(crate) trait Wire: Send + Unpin + 'static {
 
 /// Writes an event.
 pub(crate) fn event(out: &mut String, data: &Value) {
-    out.push_str("data: ");
-    out.push_str(&data.to_string());
-    out.push_str("\n\n");
+    // Writing to a string does not fail.
+    write!(out, "data: {data}\n\n").ok();
+}
+
+/// OpenAI's chunks of one stream: what they all say is written once, and what differs is put behind it. A server spends
+/// most of its time per token here.
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkWriter {
+    /// Up to the bracket that opens the list of choices.
+    beginning: String,
+    /// Chunks have a `usage`, which is null but in the last.
+    usage: bool,
+}
+
+impl ChunkWriter {
+    /// Of a chunk with an empty list of choices at its end.
+    pub(crate) fn new(empty: &Value, usage: bool) -> ChunkWriter {
+        let mut beginning = format!("data: {empty}");
+        debug_assert!(beginning.ends_with("\"choices\":[]}"), "{beginning}");
+        beginning.truncate(beginning.len().saturating_sub(2));
+        ChunkWriter { beginning, usage }
+    }
+
+    /// Writes a chunk of one choice.
+    pub(crate) fn choice(&self, choice: &Value, out: &mut String) {
+        out.push_str(&self.beginning);
+        write!(out, "{choice}").ok();
+        out.push_str(if self.usage { "],\"usage\":null}\n\n" } else { "]}\n\n" });
+    }
+
+    /// Writes what comes after all choices have ended.
+    pub(crate) fn end(&self, usage: &Value, out: &mut String) {
+        if self.usage {
+            out.push_str(&self.beginning);
+            write!(out, "],\"usage\":{usage}}}\n\n").ok();
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
 }
 
 struct Events<W> {
@@ -94,5 +130,34 @@ impl<W: Wire> http_body::Body for Events<W> {
         }
         this.alive.reset();
         Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn chunks_are_what_whole_objects_would_be() {
+        let of = |choices: Value| json!({"id": "x", "model": "a \"b\"]}", "choices": choices});
+        for usage in [false, true] {
+            let writer = ChunkWriter::new(&of(json!([])), usage);
+            let choice = json!({"index": 1, "text": "\n\n\u{1}é]}", "finish_reason": null});
+            let (mut got, mut expected) = (String::new(), String::new());
+            writer.choice(&choice, &mut got);
+            writer.end(&json!({"total_tokens": 3}), &mut got);
+            let with = |mut chunk: Value, value: Value| {
+                if usage {
+                    chunk["usage"] = value;
+                }
+                chunk
+            };
+            event(&mut expected, &with(of(json!([choice])), Value::Null));
+            if usage {
+                event(&mut expected, &with(of(json!([])), json!({"total_tokens": 3})));
+            }
+            assert_eq!(got, expected + "data: [DONE]\n\n");
+        }
     }
 }

