@@ -119,7 +119,8 @@ pub fn compile(
 
 /// The graph as it is cut into regions, and the value that leaves the device.
 fn simplified(graph: &Arc<Graph>, bucket: &Bucket, caps: &Caps, choices: &Choices) -> (Arc<Graph>, Option<NodeId>) {
-    let graph = simplify::with_quantized_inputs(graph, bucket, caps, choices);
+    let ended = (bucket.tail == plan::Tail::Hidden).then(|| Arc::new(graph.until_hidden()));
+    let graph = simplify::with_quantized_inputs(ended.as_ref().unwrap_or(graph), bucket, caps, choices);
     simplify::with_tail(&graph, bucket)
 }
 

@@ -22,13 +22,13 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
     let (Some(logits), true) = (graph.logits(), bucket.outputs > 0) else {
         return (graph.clone(), None);
     };
-    if bucket.tail == Tail::Logits {
+    if matches!(bucket.tail, Tail::Logits | Tail::Hidden) {
         return (graph.clone(), Some(logits));
     }
     let mut graph = Graph::clone(graph);
     graph.enter_layer(None);
     let output = match bucket.tail {
-        Tail::Logits => logits,
+        Tail::Logits | Tail::Hidden => logits,
         Tail::Greedy => graph.argmax(logits),
         Tail::Best(k) => graph.top_k(logits, k),
         Tail::Sample(k) => graph.sample(logits, k),

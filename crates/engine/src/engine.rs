@@ -96,6 +96,9 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocabulary: u32,
     },
+    /// Hidden states and something else.
+    #[error("a request for hidden states gives nothing else: its `predict` must be 0, and it has no logits")]
+    HiddenOnly,
     /// A size of 0 in the options.
     #[error("{0} must be at least 1")]
     ZeroSize(&'static str),
@@ -252,6 +255,12 @@ impl Engine {
         self.vocabulary
     }
 
+    /// Values of a token's hidden state.
+    pub fn width(&self) -> u32 {
+        let graph = self.graph.until_hidden();
+        graph.logits().map_or(0, |hidden| graph.node(hidden).shape.cols)
+    }
+
     /// The KV cache's layout.
     pub fn kv(&self) -> &Arc<KvLayout> {
         &self.kv
@@ -314,6 +323,10 @@ impl Engine {
             let (token, vocabulary) = (request.prompt[position], self.vocabulary);
             return Err(EngineError::UnknownToken { token, position, vocabulary });
         }
+        let hidden = request.hidden_from.is_some();
+        if hidden && (request.predict != Some(0) || request.logits_from.is_some() || constraint.is_some()) {
+            return Err(EngineError::HiddenOnly);
+        }
         let (limit, limit_reason) = self.limit(&request)?;
         let prompt = request.prompt.len();
         let id = SequenceId(self.next_id);
@@ -332,7 +345,8 @@ impl Engine {
             samples: request.predict != Some(0),
             limit,
             limit_reason,
-            next_logits: request.logits_from.map(|p| p as usize),
+            next_logits: request.logits_from.or(request.hidden_from).map(|p| p as usize),
+            hidden,
             split: request.split.map(|p| p as usize),
             prompt,
             shared: (0, 0),

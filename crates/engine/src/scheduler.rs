@@ -19,6 +19,8 @@
 //! A sequence that turns out to have ended then has one row too many in flight: its result is dropped, and the page it
 //! writes to is free (devices run steps in order, so whoever gets the page writes later).
 //!
+//! A step has one tail. Sequences that want hidden states and those that want logits or tokens take turns.
+//!
 //! Owns no clock, no channel and no device.
 
 use crate::audit::{AuditError, audit};
@@ -41,6 +43,8 @@ pub(crate) struct Batch {
     parts: Vec<Part>,
     /// For each output row: its sequence's place in `parts`, and the position of the row's token.
     outputs: Vec<(usize, u32)>,
+    /// It is of sequences that want hidden states.
+    hidden: bool,
 }
 
 /// What a sequence has in a batch, and how it was before.
@@ -62,12 +66,16 @@ struct Part {
 impl Batch {
     pub(crate) fn new() -> Batch {
         let bucket = Bucket { tokens: 0, outputs: 0, context: 0, sequences: 0, tail: Tail::Logits };
-        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![] }
+        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![], hidden: false }
     }
 
     /// Can a batch be built before the result of this one is read?
     pub(crate) fn can_be_followed(&self) -> bool {
         let outputs = self.outputs.len();
+        // Others may have tokens on their way that only the step right behind theirs could name.
+        if self.hidden {
+            return false;
+        }
         outputs == 0 || (self.bucket.tail.chains() && outputs <= CHAIN_ROWS as usize)
     }
 
@@ -102,6 +110,8 @@ pub(crate) struct Scheduler {
     started: Vec<Event>,
     /// Rows of each running sequence in the batch being built.
     rows: Vec<usize>,
+    /// The last batch was of sequences that want hidden states.
+    hidden: bool,
 }
 
 impl Scheduler {
@@ -115,6 +125,7 @@ impl Scheduler {
             preemptions: 0,
             started: vec![],
             rows: vec![],
+            hidden: false,
         }
     }
 
@@ -178,12 +189,19 @@ impl Scheduler {
         self.put_in_order();
         let mut rows_left = self.limits.rows as usize;
         let mut outputs_left = self.limits.outputs as usize;
+        let wants = |hidden: bool| self.running.iter().any(|s| s.hidden == hidden && s.pending() > 0);
+        let hidden = wants(true) && !(self.hidden && wants(false));
+        self.hidden = hidden;
         // Rows kept back for sequences that generate, so that prompts before them in line do not take all.
-        let mut reserved = self.running.iter().filter(|s| s.pending() == 1).count();
-        let mut prompts = self.running.iter().filter(|s| s.pending() > 1).count();
+        let mut reserved = self.running.iter().filter(|s| s.hidden == hidden && s.pending() == 1).count();
+        let mut prompts = self.running.iter().filter(|s| s.hidden == hidden && s.pending() > 1).count();
         self.rows.clear();
         for i in 0.. {
             let Some(sequence) = self.running.get(i) else { break };
+            if sequence.hidden != hidden {
+                self.rows.push(0);
+                continue;
+            }
             let room = if sequence.pending() == 1 {
                 reserved -= 1;
                 rows_left
@@ -320,6 +338,7 @@ impl Scheduler {
     /// Builds the batch of the first `self.rows[i]` pending tokens of each running sequence, and counts them as run.
     fn fill(&mut self, batch: &mut Batch) -> bool {
         batch.clear();
+        batch.hidden = self.hidden;
         let mut tail = Tail::Greedy;
         let mut context = 0;
         for (sequence, &rows) in self.running.iter_mut().zip(&self.rows).filter(|(_, rows)| **rows > 0) {
@@ -505,7 +524,7 @@ impl Batch {
     }
 }
 
-/// The tail that serves both: logits serve everything, the best candidates all but them, and so on.
+/// The tail that serves both, where neither or both are of hidden states: logits serve everything, the best candidates all but them, and so on.
 fn larger(a: Tail, b: Tail) -> Tail {
     match (a, b) {
         (Tail::Logits, _) | (_, Tail::Logits) => Tail::Logits,
@@ -558,6 +577,13 @@ fn take_output(
                 Ok(token) => Some(token),
                 Err(reason) => return Some(reason),
             }
+        }
+        StepOutput::Hidden(states) => {
+            let width = states.len() / rows;
+            let state = states[row * width..][..width].to_vec();
+            sequence.next_logits = Some(position as usize + 1);
+            events.push(Event::Hidden { sequence: id, position, state });
+            return None;
         }
         StepOutput::None => None,
     };

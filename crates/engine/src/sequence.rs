@@ -32,6 +32,9 @@ pub struct Request {
     pub end_tokens: Arc<[u32]>,
     /// Give the logits after every token from this position on.
     pub logits_from: Option<u32>,
+    /// Give the hidden state of every token from this position on (what the output matrix would read). Nothing is
+    /// generated then: `predict` is 0, and there are no logits.
+    pub hidden_from: Option<u32>,
     /// Run the tokens before this position in steps of their own, so that the rest can be timed alone; and take K and V
     /// of no token behind it from an earlier sequence.
     pub split: Option<u32>,
@@ -72,6 +75,15 @@ pub enum Event {
         position: u32,
         /// One per vocabulary entry.
         logits: Vec<f32>,
+    },
+    /// A hidden state that was asked for; each position comes once, in order.
+    Hidden {
+        /// Of which sequence.
+        sequence: SequenceId,
+        /// Of the token at this position.
+        position: u32,
+        /// As many as [`crate::Engine::width`].
+        state: Vec<f32>,
     },
     /// The sequence has left the engine.
     Finished {
@@ -124,8 +136,10 @@ pub(crate) struct Sequence {
     pub(crate) limit: usize,
     /// … for this reason.
     pub(crate) limit_reason: Finish,
-    /// Next position whose logits are to be given out.
+    /// Next position whose logits, or hidden state, are to be given out.
     pub(crate) next_logits: Option<usize>,
+    /// It is hidden states that it gives.
+    pub(crate) hidden: bool,
     /// No step has tokens from both sides of this position.
     pub(crate) split: Option<usize>,
     /// How many of the tokens are its prompt.
@@ -235,7 +249,9 @@ impl Sequence {
     /// The least a step has to give for this sequence's next token; `candidates` as in `Limits`.
     pub(crate) fn tail(&self, candidates: u32) -> Tail {
         let sampling = self.sampler.sampling();
-        if self.next_logits.is_some() || self.constraint.is_some() {
+        if self.hidden {
+            Tail::Hidden
+        } else if self.next_logits.is_some() || self.constraint.is_some() {
             Tail::Logits
         } else if sampling.is_argmax() {
             Tail::Greedy

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use zinc_engine::{Engine, Event, Finish, Options, Request, Sampling, SequenceId};
+use zinc_engine::{Engine, EngineError, Event, Finish, Options, Request, Sampling, SequenceId};
 use zinc_ir::plan::PAGE_TOKENS;
 
 fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
@@ -23,7 +23,7 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
     let request = (request, prop::option::weighted(0.3, 0u32..160));
     let request = request.prop_map(|((prompt, predict, greedy, seed, ends, from, top_k), split)| Request {
         prompt,
-        predict,
+        predict: if (50..80).contains(&from) { Some(0) } else { predict },
         sampling: Sampling {
             temperature: if greedy { 0.0 } else { 1.0 },
             repeat_penalty: if seed == 1 { 1.3 } else { 1.0 },
@@ -36,6 +36,7 @@ fn requests() -> impl Strategy<Value = Vec<(Request, u8, bool)>> {
         },
         end_tokens: if ends { Arc::from([3, 4]) } else { Arc::from([]) },
         logits_from: (from < 50).then_some(from),
+        hidden_from: (50..80).contains(&from).then(|| (from - 50) * 5),
         split,
         ..Request::default()
     });
@@ -268,6 +269,37 @@ fn outcomes(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
         assert!(failures < 10_000, "nothing gets done");
     }
     ids.iter().map(|id| outcomes.remove(id).unwrap()).collect()
+}
+
+#[test]
+fn hidden_states_come_beside_others_and_alone() {
+    let mut engine = engine(Options { context: 256, rows: 16, sequences: 4, ..Options::default() });
+    assert_eq!(engine.width(), 32);
+    let words = Request { prompt: vec![5; 20], predict: Some(100), ..Request::default() };
+    let states = Request { prompt: vec![7; 60], predict: Some(0), hidden_from: Some(3), ..Request::default() };
+    for wrong in [
+        Request { predict: None, ..states.clone() },
+        Request { predict: Some(1), ..states.clone() },
+        Request { logits_from: Some(0), ..states.clone() },
+    ] {
+        assert!(matches!(engine.submit(wrong), Err(EngineError::HiddenOnly)));
+    }
+    let ids = [&words, &states, &words, &states].map(|r| engine.submit(r.clone()).unwrap());
+    let (mut outcomes, mut ended) = (HashMap::new(), vec![]);
+    while !engine.is_idle() {
+        let events = engine.step(&mut |_| ()).unwrap();
+        ended.extend(events.iter().filter_map(|e| match e {
+            Event::Finished { sequence, .. } => Some(*sequence),
+            _ => None,
+        }));
+        record(&mut outcomes, events);
+    }
+    for (id, request) in ids.iter().zip([&words, &states, &words, &states]) {
+        assert_eq!(outcomes[id], solo(request, 256));
+    }
+    let positions: Vec<u32> = outcomes[&ids[1]].logits.iter().map(|(p, _)| *p).collect();
+    assert_eq!(positions, (3..60).collect::<Vec<u32>>());
+    assert!(ended[..2].contains(&ids[1]) && ended[..2].contains(&ids[3]), "they do not wait for what others generate");
 }
 
 fn sampled(seed: u64, prompt: u32, predict: u32) -> Request {

@@ -55,7 +55,7 @@ fn tokens(options: Options, owners: &[Owner], steps: usize) -> Vec<u64> {
                     let owner = asked.remove(&sequence).expect("it was asked for");
                     asked.insert(ask(&mut engine, &owners[owner], &mut number), owner);
                 }
-                Event::Logits { .. } => {}
+                Event::Logits { .. } | Event::Hidden { .. } => {}
             }
         }
     }

@@ -35,8 +35,10 @@ fn requests(random: &mut Random, count: u32) -> Vec<(Request, Outcome)> {
         let prompt: Vec<u32> = trunk[..shared].iter().copied().chain((0..own).map(|_| below(random, 3))).collect();
         let left = CONTEXT - prompt.len() as u32 + 1;
         let predict = pick(random, &[Some(1), Some(2), Some(9), Some(33), Some(60), Some(0), None]);
+        let hidden_from = (below(random, 12) == 0).then(|| below(random, prompt.len() as u32));
+        let logits_from = (below(random, 12) == 0).then(|| below(random, prompt.len() as u32));
         Request {
-            predict: predict.map(|n: u32| n.min(left)),
+            predict: if hidden_from.is_some() { Some(0) } else { predict.map(|n: u32| n.min(left)) },
             sampling: Sampling {
                 temperature: pick(random, &[0.0, 0.0, 0.9]),
                 top_k: pick(random, &[20, 20, 0]),
@@ -46,7 +48,8 @@ fn requests(random: &mut Random, count: u32) -> Vec<(Request, Outcome)> {
                 ..Sampling::default()
             },
             end_tokens: if below(random, 2) == 0 { Arc::from([3, 4]) } else { Arc::from([]) },
-            logits_from: (below(random, 12) == 0).then(|| below(random, prompt.len() as u32)),
+            logits_from: logits_from.filter(|_| hidden_from.is_none()),
+            hidden_from,
             split: (below(random, 12) == 0).then(|| below(random, prompt.len() as u32)),
             prompt,
             ..Request::default()
@@ -142,6 +145,7 @@ impl<'a> World<'a> {
             let (Event::Started { sequence, .. }
             | Event::Token { sequence, .. }
             | Event::Logits { sequence, .. }
+            | Event::Hidden { sequence, .. }
             | Event::Finished { sequence, .. }) = event;
             let live = self.live.get_mut(&sequence).expect("nothing comes of what has ended");
             let alone = &self.requests[live.request].1;
@@ -151,8 +155,8 @@ impl<'a> World<'a> {
                     assert_eq!(alone.tokens.get(live.tokens), Some(&token), "token {}", live.tokens);
                     live.tokens += 1;
                 }
-                Event::Logits { position, logits, .. } => {
-                    assert_eq!(alone.logits.get(live.logits), Some(&(position, logits)));
+                Event::Logits { position, logits: row, .. } | Event::Hidden { position, state: row, .. } => {
+                    assert_eq!(alone.logits.get(live.logits), Some(&(position, row)));
                     live.logits += 1;
                 }
                 Event::Finished { reason, .. } => {

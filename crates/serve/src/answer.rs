@@ -10,6 +10,7 @@ use crate::error::ApiError;
 use crate::generation::{Generation, Reason, Usage};
 use crate::metrics::Outcome;
 use crate::model::Model;
+use crate::reasoning::{Reader, Split};
 use crate::runner::{Command, Failure, RequestNumber, Update, What};
 use crate::score::Scored;
 use std::collections::VecDeque;
@@ -26,12 +27,16 @@ use zinc_text::{StopMatcher, StreamDecoder, TextStart, Tokenizer};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Delta {
     pub(crate) choice: usize,
+    /// Reasoning, which comes before all text.
+    pub(crate) reasoning: String,
     /// May be empty: tokens can be half a character, or the beginning of a stop string.
     pub(crate) text: String,
     /// Log-probabilities of the tokens that came, if asked for.
     pub(crate) scores: Vec<Scored>,
     /// The text is the prompt, whose log-probabilities these are, from its second token on.
     pub(crate) prompt: Option<Vec<Scored>>,
+    /// The prompt's embedding.
+    pub(crate) embedding: Option<Vec<f32>>,
     /// The choice ends here.
     pub(crate) end: Option<Reason>,
 }
@@ -39,8 +44,19 @@ pub(crate) struct Delta {
 /// One choice on its way.
 struct Choice {
     decoder: StreamDecoder<Arc<Tokenizer>>,
+    reader: Option<Reader>,
     matcher: StopMatcher,
     ended: bool,
+}
+
+impl Choice {
+    /// Reasoning and text in what has come.
+    fn split(&mut self, text: String) -> Split {
+        match &mut self.reader {
+            Some(reader) => reader.push(&text),
+            None => Split { reasoning: String::new(), text },
+        }
+    }
 }
 
 /// What a request gives.
@@ -86,6 +102,7 @@ impl Answer {
             .map_err(|error| ApiError::parameter("stop", error.to_string()))?;
         let choice = |_| Choice {
             decoder: StreamDecoder::new(model.tokenizer.clone(), start, false),
+            reader: generation.reasoning.clone(),
             matcher: stops.clone(),
             ended: false,
         };
@@ -165,6 +182,10 @@ impl Answer {
                 }
             }
             What::Prompt(scores) => self.echo(choice, scores),
+            What::Embedding(vector) => {
+                let delta = Delta { choice, embedding: Some(vector), ..Delta::default() };
+                self.ready.push_back(Ok(delta));
+            }
             What::Token(token) => self.token(choice, token, vec![]),
             What::Scored(scored) => self.token(choice, scored.token, vec![scored]),
             What::Finished(finish) => self.finished(choice, finish),
@@ -186,15 +207,26 @@ impl Answer {
         let this = &mut self.choices[choice];
         match this.decoder.push(token) {
             Ok(piece) => {
-                let stopped = this.matcher.push(&piece);
+                let before = this.reader.as_ref().is_some_and(Reader::inside);
+                let Split { reasoning, text } = this.split(piece);
+                self.usage.reasoning += u64::from(before);
+                // Stop strings end answers; reasoning may hold them.
+                let stopped = this.matcher.push(&text);
                 let end = stopped.stop.map(|_| Reason::Stop);
                 if end.is_some() {
                     // One that has ended by itself meanwhile is nothing to the runner.
                     self.commands.send(Command::Stop { number: self.number, choice }).ok();
                     self.end(choice);
                 }
-                if !stopped.text.is_empty() || !scores.is_empty() || end.is_some() {
-                    self.ready.push_back(Ok(Delta { choice, text: stopped.text, scores, prompt: None, end }));
+                if !stopped.text.is_empty() || !reasoning.is_empty() || !scores.is_empty() || end.is_some() {
+                    self.ready.push_back(Ok(Delta {
+                        choice,
+                        reasoning,
+                        text: stopped.text,
+                        scores,
+                        end,
+                        ..Delta::default()
+                    }));
                 }
             }
             Err(error) => self.fail(ApiError::internal(error.to_string())),
@@ -203,7 +235,14 @@ impl Answer {
 
     fn finished(&mut self, choice: usize, finish: Finish) {
         let this = &mut self.choices[choice];
-        let stopped = this.matcher.push(&this.decoder.finish());
+        let last = this.decoder.finish();
+        let mut split = this.split(last);
+        if let Some(reader) = &mut this.reader {
+            let rest = reader.finish();
+            split.reasoning.push_str(&rest.reasoning);
+            split.text.push_str(&rest.text);
+        }
+        let stopped = this.matcher.push(&split.text);
         let text = stopped.text + &this.matcher.finish();
         let reason = match (stopped.stop, finish) {
             (Some(_), _) | (None, Finish::EndToken(_)) => Reason::Stop,
@@ -218,7 +257,13 @@ impl Answer {
             }
         };
         self.end(choice);
-        self.ready.push_back(Ok(Delta { choice, text, end: Some(reason), ..Delta::default() }));
+        self.ready.push_back(Ok(Delta {
+            choice,
+            reasoning: split.reasoning,
+            text,
+            end: Some(reason),
+            ..Delta::default()
+        }));
     }
 
     fn end(&mut self, choice: usize) {

@@ -123,6 +123,16 @@ impl App {
         self.room.available_permits() == 0
     }
 
+    /// Most sequences that run or wait.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Does a prompt of so many tokens fit, and what is asked for?
+    pub(crate) fn fits(&self, model: &Model, prompt: usize, predict: Option<u32>) -> Result<(), ApiError> {
+        room_for(model, prompt, predict).map(|_| ())
+    }
+
     /// A number that no other request has.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)

@@ -7,6 +7,7 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// An error on its way to a client.
@@ -151,8 +152,9 @@ impl IntoResponse for ApiError {
 }
 
 /// A 200 with a JSON body.
-pub(crate) fn json_response(value: &Value) -> Response<Body> {
-    let mut response = Response::new(Body::from(value.to_string()));
+pub(crate) fn json_response(value: &impl Serialize) -> Response<Body> {
+    // What has texts as keys, as all responses do, cannot fail to be written.
+    let mut response = Response::new(Body::from(serde_json::to_vec(value).unwrap_or_default()));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -1,6 +1,7 @@
 //! The one internal request: what every wire format's request becomes.
 
-use crate::grammar::Rule;
+use crate::pooling::Pooling;
+use crate::reasoning::{Guide, Reader};
 use std::sync::Arc;
 use zinc_engine::{Sampling, Share};
 
@@ -21,11 +22,15 @@ pub(crate) struct Generation {
     /// Log-probabilities of generated tokens, and of so many likeliest ones beside each.
     pub(crate) logprobs: Option<usize>,
     /// What answers must follow.
-    pub(crate) rule: Option<Rule>,
+    pub(crate) guide: Option<Guide>,
+    /// Tells reasoning apart from answers.
+    pub(crate) reasoning: Option<Reader>,
     /// Answers begin with their prompt: this text, per prompt.
     pub(crate) echo: Option<Vec<String>>,
     /// Whom they are for, and how urgent they are; requests say the priority that they ask for.
     pub(crate) share: Share,
+    /// It is embeddings of the prompts that are wanted; `predict` is 0 then.
+    pub(crate) pooling: Option<Pooling>,
 }
 
 impl Generation {
@@ -63,4 +68,6 @@ pub(crate) struct Usage {
     pub(crate) cached: u64,
     /// Of the answers.
     pub(crate) completion: u64,
+    /// Of which reasoning.
+    pub(crate) reasoning: u64,
 }

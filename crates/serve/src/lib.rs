@@ -22,6 +22,8 @@ mod logging;
 mod metrics;
 mod model;
 mod patient;
+mod pooling;
+mod reasoning;
 mod recovery;
 mod runner;
 mod score;
@@ -32,7 +34,8 @@ mod ui;
 
 pub use keys::{KeyError, Keys, Reload};
 pub use logging::{LogFormat, log_to_stderr};
-pub use model::Loaded;
+pub use model::{Loaded, Reasoning};
+pub use pooling::Pooling;
 pub use recovery::Revival;
 
 use crate::app::App;

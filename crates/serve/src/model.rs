@@ -2,6 +2,8 @@
 
 use crate::error::ApiError;
 use crate::grammar::Grammars;
+use crate::pooling::Pooling;
+use crate::reasoning::Tags;
 use crate::recovery::Revival;
 use crate::tools::Family;
 use serde_json::{Map, Value};
@@ -28,6 +30,27 @@ pub struct Loaded {
     pub parallel: u32,
     /// What brings the device back when it is lost; without it, the server's answers end then.
     pub revival: Option<Revival>,
+    /// How embeddings are made; `None`: there are none.
+    pub pooling: Option<Pooling>,
+    /// Reasoning of models that write it.
+    pub reasoning: Reasoning,
+    /// May what clients send as messages spell special tokens?
+    pub special_in_content: bool,
+}
+
+/// How reasoning is treated where a request does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reasoning {
+    /// It comes apart from the answer, as `reasoning_content`; otherwise it stays in the text, tags and all.
+    pub apart: bool,
+    /// Most tokens of it; 0: none, and templates that can are told so.
+    pub budget: Option<u32>,
+}
+
+impl Default for Reasoning {
+    fn default() -> Reasoning {
+        Reasoning { apart: true, budget: None }
+    }
 }
 
 /// What handlers know of the model.
@@ -40,6 +63,13 @@ pub(crate) struct Model {
     pub(crate) trained_context: u32,
     pub(crate) sampling: Sampling,
     pub(crate) parallel: u32,
+    pub(crate) pooling: Option<Pooling>,
+    pub(crate) special_in_content: bool,
+    pub(crate) reasoning: Reasoning,
+    /// How it marks reasoning, if it does.
+    pub(crate) tags: Option<&'static Tags>,
+    /// Values of a token's hidden state.
+    pub(crate) width: u32,
     /// Tokens that fit one sequence.
     pub(crate) context: u32,
     pub(crate) vocabulary: u32,
@@ -67,10 +97,55 @@ pub(crate) struct TemplateOptions {
     pub(crate) variables: Map<String, Value>,
 }
 
+/// A prompt that a template made.
+pub(crate) struct Rendered {
+    text: String,
+    /// It stands inside of what would be special tokens, but came from a client.
+    mark: Option<char>,
+}
+
+impl Rendered {
+    /// The prompt's text, without marks.
+    pub(crate) fn text(&self) -> String {
+        self.mark.map_or_else(|| self.text.clone(), |mark| self.text.replace(mark, ""))
+    }
+}
+
+/// Does any text in a value, keys included, have this character?
+fn holds(value: &Value, c: char) -> bool {
+    match value {
+        Value::String(text) => text.contains(c),
+        Value::Array(list) => list.iter().any(|value| holds(value, c)),
+        Value::Object(map) => map.iter().any(|(key, value)| key.contains(c) || holds(value, c)),
+        _ => false,
+    }
+}
+
+/// Replaces every text in a value, keys included, for which `change` gives another.
+fn each_text(value: &mut Value, change: &mut impl FnMut(&str) -> Option<String>) {
+    match value {
+        Value::String(text) => {
+            if let Some(new) = change(text) {
+                *text = new;
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|value| each_text(value, change)),
+        Value::Object(map) => {
+            map.values_mut().for_each(|value| each_text(value, change));
+            let keys: Vec<Option<String>> = map.keys().map(|key| change(key)).collect();
+            if keys.iter().any(Option::is_some) {
+                let old = std::mem::take(map);
+                map.extend(old.into_iter().zip(keys).map(|((key, value), new)| (new.unwrap_or(key), value)));
+            }
+        }
+        _ => {}
+    }
+}
+
 impl Model {
     /// Takes what handlers need; gives the engine back, and what revives its device.
     pub(crate) fn new(loaded: Loaded) -> (Model, Engine, Option<Revival>) {
-        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel, revival } = loaded;
+        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel, revival, .. } = loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
         let end_tokens: Arc<[u32]> = tokenizer.end_of_generation_ids().collect();
@@ -81,11 +156,16 @@ impl Model {
             eos,
             tokenizer: Arc::new(tokenizer),
             family: Family::of(template.as_ref().map_or("", ChatTemplate::source)),
+            tags: Tags::of(template.as_ref().map_or("", ChatTemplate::source)),
             template,
             names,
             trained_context,
             sampling,
             parallel,
+            pooling: loaded.pooling,
+            special_in_content: loaded.special_in_content,
+            reasoning: loaded.reasoning,
+            width: engine.width(),
             context: engine.context(),
             vocabulary: engine.vocabulary(),
             created: unix_seconds(),
@@ -113,24 +193,50 @@ impl Model {
     }
 
     /// The prompt for these messages. May take long: the template is foreign code.
-    pub(crate) fn render(&self, messages: Value, options: TemplateOptions) -> Result<String, ApiError> {
+    pub(crate) fn render(&self, mut messages: Value, mut options: TemplateOptions) -> Result<Rendered, ApiError> {
         let missing = || ApiError::invalid("the model has no chat template; start the server with --chat-template");
         let template = self.template.as_ref().ok_or_else(missing)?;
+        let mut variables = Value::Object(std::mem::take(&mut options.variables));
+        let mut given = [Some(&mut messages), options.tools.as_mut(), Some(&mut variables)];
+        let mark = (!self.special_in_content).then(|| self.mark(&mut given)).flatten();
+        let Value::Object(extra) = variables else { return Err(ApiError::internal("variables are an object")) };
         let input = TemplateInput {
             messages,
             tools: options.tools,
             add_generation_prompt: options.add_generation_prompt,
             bos_token: &self.bos,
             eos_token: &self.eos,
-            extra: options.variables,
+            extra,
             now: CivilTime::from_unix_seconds(unix_seconds() as i64),
         };
-        template.render(&input).map_err(|error| ApiError::parameter("messages", error.to_string()))
+        let text = template.render(&input).map_err(|error| ApiError::parameter("messages", error.to_string()))?;
+        Ok(Rendered { text, mark })
     }
 
-    /// Token ids of a prompt that a template made, special tokens parsed.
-    pub(crate) fn encode_prompt(&self, prompt: &str) -> Result<Arc<[u32]>, ApiError> {
-        let ids = self.tokenizer.encode_prompt(prompt).map_err(|error| ApiError::invalid(error.to_string()))?;
+    /// Marks what spells special tokens in all texts of these values, so that it stays plain text; gives the mark, if
+    /// there was anything to mark.
+    fn mark(&self, values: &mut [Option<&mut Value>]) -> Option<char> {
+        // What Unicode says is no character, and no text should have.
+        let mut marks = ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{10ffff}');
+        let mark = marks.find(|mark| !values.iter().flatten().any(|value| holds(value, *mark)))?;
+        let mut marked = false;
+        for value in values.iter_mut().flatten() {
+            each_text(value, &mut |text| {
+                let new = self.tokenizer.mark_special(text, mark)?;
+                marked = true;
+                Some(new)
+            });
+        }
+        marked.then_some(mark)
+    }
+
+    /// Token ids of a prompt that a template made, its special tokens parsed.
+    pub(crate) fn encode_prompt(&self, prompt: &Rendered) -> Result<Arc<[u32]>, ApiError> {
+        let ids = match prompt.mark {
+            None => self.tokenizer.encode_prompt(&prompt.text),
+            Some(mark) => self.tokenizer.encode_marked_prompt(&prompt.text, mark),
+        };
+        let ids = ids.map_err(|error| ApiError::invalid(error.to_string()))?;
         if ids.is_empty() { Err(ApiError::invalid("the prompt has no tokens")) } else { Ok(ids.into()) }
     }
 

@@ -10,6 +10,8 @@
 
 use crate::generation::Generation;
 use crate::metrics::{Metrics, Outcome};
+use crate::pooling::Pooled;
+use crate::reasoning::Guide;
 use crate::recovery::{Lost, Recovery};
 use crate::score::{Scored, score};
 use std::collections::HashMap;
@@ -17,7 +19,7 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
-use zinc_engine::{Constraint, Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
+use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
 
 /// Least time between two looks at how busy the engine is.
 const LOOK: Duration = Duration::from_millis(50);
@@ -55,6 +57,8 @@ pub(crate) enum What {
     Started { cached: u32 },
     /// Log-probabilities of the prompt's tokens from the second on; comes before the first token, if asked for.
     Prompt(Vec<Scored>),
+    /// The prompt's embedding, not of length 1 yet.
+    Embedding(Vec<f32>),
     /// The next token.
     Token(u32),
     /// The same with log-probabilities.
@@ -115,6 +119,8 @@ struct Live {
     prompt_scores: Vec<Scored>,
     /// Logits that the next token is chosen from.
     logits: Option<Vec<f32>>,
+    /// Hidden states so far, if an embedding is wanted.
+    pooled: Option<Pooled>,
     updates: Sender<Update>,
 }
 
@@ -209,11 +215,11 @@ impl Runner {
                 sampling: Sampling { seed, ..generation.sampling.clone() },
                 end_tokens: if generation.ignore_eos { Arc::from([]) } else { end_tokens.clone() },
                 logits_from: from,
+                hidden_from: generation.pooling.map(|pooling| pooling.first(prompt.len())),
                 split: None,
                 share: generation.share,
             };
-            let rule = generation.rule.clone().map(|rule| Box::new(rule) as Box<dyn Constraint>);
-            match self.engine.submit_within(request, rule) {
+            match self.engine.submit_within(request, generation.guide.clone().map(Guide::boxed)) {
                 Ok(id) => {
                     self.metrics.prompt_length.observe(prompt.len() as f64);
                     let live = Live {
@@ -228,6 +234,7 @@ impl Runner {
                         generated: 0,
                         prompt_scores: vec![],
                         logits: None,
+                        pooled: generation.pooling.map(|_| Pooled::default()),
                         updates: updates.clone(),
                     };
                     self.live.insert(id, live);
@@ -315,6 +322,7 @@ impl Runner {
         let (Event::Started { sequence, .. }
         | Event::Token { sequence, .. }
         | Event::Logits { sequence, .. }
+        | Event::Hidden { sequence, .. }
         | Event::Finished { sequence, .. }) = &event;
         let id = *sequence;
         let Some(live) = self.live.get_mut(&id) else { return };
@@ -328,6 +336,7 @@ impl Runner {
                 live.send(What::Started { cached });
             }
             Event::Logits { position, logits, .. } => live.take_logits(position as usize, logits),
+            Event::Hidden { state, .. } => live.pooled.iter_mut().for_each(|pooled| pooled.add(&state)),
             Event::Token { token, .. } => {
                 self.metrics.generation_tokens.add(1);
                 match live.first {
@@ -342,6 +351,7 @@ impl Runner {
                 live.take_token(token);
             }
             Event::Finished { reason, .. } => {
+                let reason = live.embedding().map_or(reason, |there| if there { reason } else { Finish::NoNumbers });
                 live.send(What::Finished(reason));
                 let outcome = match reason {
                     Finish::EndToken(_) => Outcome::Stop,
@@ -413,6 +423,12 @@ impl Live {
         }
     }
 
+    /// Sends the embedding, if one is wanted: is it made of numbers?
+    fn embedding(&mut self) -> Option<bool> {
+        let embedding = self.pooled.take()?.mean();
+        Some(embedding.map(|vector| self.send(What::Embedding(vector))).is_some())
+    }
+
     fn take_token(&mut self, token: u32) {
         self.generated += 1;
         let what = match (self.logprobs, self.logits.take()) {
@@ -431,7 +447,7 @@ fn send(updates: &Sender<Update>, choice: usize, what: What) {
 
 /// Most updates of a choice with a prompt of so many tokens and as many tokens generated.
 pub(crate) fn most_updates(predict: usize) -> usize {
-    // Started, the prompt's log-probabilities, and the end.
+    // Started, the prompt's log-probabilities or its embedding, and the end.
     predict + 3
 }
 

@@ -10,6 +10,7 @@
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, MatchKind};
 
 use crate::vocabulary::{Flags, Vocabulary};
+use std::collections::BTreeSet;
 
 /// A part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,30 @@ impl SpecialTokens {
         let present =
             AhoCorasickBuilder::new().match_kind(MatchKind::Standard).build(tokens.iter().map(|token| &token.text))?;
         Ok(SpecialTokens { tokens, present })
+    }
+
+    /// `text` with `mark` inside every control or unknown token that it spells, so that none is found there; `None` if it
+    /// spells none. A token of one character stays.
+    pub(crate) fn mark(&self, text: &str, mark: char) -> Option<String> {
+        let hidden = |found: &aho_corasick::Match| self.tokens[found.pattern().as_usize()].flags.any(Flags::HIDDEN);
+        let inside = |found: aho_corasick::Match| {
+            let first = text[found.range()].chars().next().map_or(0, char::len_utf8);
+            (found.len() > first).then_some(found.start() + first)
+        };
+        let places: BTreeSet<usize> =
+            self.present.find_overlapping_iter(text).filter(hidden).filter_map(inside).collect();
+        if places.is_empty() {
+            return None;
+        }
+        let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+        let mut from = 0;
+        for place in places {
+            marked.push_str(&text[from..place]);
+            marked.push(mark);
+            from = place;
+        }
+        marked.push_str(&text[from..]);
+        Some(marked)
     }
 
     /// Cuts `text`; with `parse_special` off, only user-defined tokens are found. No part is an

@@ -200,7 +200,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TokenizerError> {
         // A quarter: spelling a byte takes two bytes, a space three, and an index more is a sentinel.
         if u32::try_from(text.len()).is_ok_and(|len| len < u32::MAX / 4) {
-            self.encode_short(text, add_special, parse_special)
+            self.encode_short(text, add_special, parse_special, None)
         } else {
             Err(TokenizerError::TooLong("the text"))
         }
@@ -212,7 +212,29 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.encode(prompt, false, true)?;
+        self.with_bos(self.encode(prompt, false, true)?)
+    }
+
+    /// As [`Self::encode_prompt`], of a prompt in which [`Self::mark_special`] has marked what is plain text: the marks go
+    /// away, and what they were in becomes no special token.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_marked_prompt(&self, prompt: &str, mark: char) -> Result<Vec<u32>, TokenizerError> {
+        if u32::try_from(prompt.len()).is_ok_and(|len| len < u32::MAX / 4) {
+            self.with_bos(self.encode_short(prompt, false, true, Some(mark))?)
+        } else {
+            Err(TokenizerError::TooLong("the text"))
+        }
+    }
+
+    /// `text` with `mark`, a character that occurs in no token, inside everything that spells a special token; `None` if
+    /// nothing does. For texts of others that go into a prompt: templates see the same text but for the marks.
+    pub fn mark_special(&self, text: &str, mark: char) -> Option<String> {
+        self.special.mark(text, mark)
+    }
+
+    fn with_bos(&self, mut ids: Vec<u32>) -> Result<Vec<u32>, TokenizerError> {
         if self.add_bos {
             let bos = self.bos.ok_or(TokenizerError::NoSpecialToken("BOS"))?;
             if ids.first() != Some(&bos) {
@@ -222,7 +244,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    fn encode_short(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<u32>, TokenizerError> {
+    fn encode_short(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+        mark: Option<char>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let mut encoder = Encoder {
             tokenizer: self,
             merger: Merger::default(),
@@ -235,11 +263,16 @@ impl Tokenizer {
         }
         let mut after_special = true;
         for part in self.special.partition(text, parse_special) {
-            match part {
-                Part::Text(text) => encoder.encode_text(text, after_special)?,
-                Part::Token(id) => encoder.ids.push(id),
+            match (part, mark) {
+                (Part::Text(text), Some(mark)) if text.contains(mark) => {
+                    // Without its marks it may spell user-defined tokens, which plain text has, too.
+                    let text = text.replace(mark, "");
+                    for part in self.special.partition(&text, false) {
+                        encoder.encode_part(part, &mut after_special)?;
+                    }
+                }
+                (part, _) => encoder.encode_part(part, &mut after_special)?,
             }
-            after_special = matches!(part, Part::Token(_));
         }
         if add_special && self.add_eos {
             encoder.ids.push(self.eos.ok_or(TokenizerError::NoSpecialToken("EOS"))?);
@@ -352,6 +385,16 @@ struct Encoder<'t> {
 }
 
 impl Encoder<'_> {
+    /// Appends the ids of a part; `after_special`: the part before was a token, or there was none.
+    fn encode_part(&mut self, part: Part<'_>, after_special: &mut bool) -> Result<(), TokenizerError> {
+        match part {
+            Part::Text(text) => self.encode_text(text, *after_special)?,
+            Part::Token(id) => self.ids.push(id),
+        }
+        *after_special = matches!(part, Part::Token(_));
+        Ok(())
+    }
+
     /// Appends the ids of a text that holds no special token.
     fn encode_text(&mut self, text: &str, after_special: bool) -> Result<(), TokenizerError> {
         match &self.tokenizer.scheme {

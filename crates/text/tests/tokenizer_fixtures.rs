@@ -8,6 +8,9 @@ use zinc_text::{ChatTemplate, TemplateInput, Tokenizer, chat_template_source, cl
 
 const VOCABULARIES: [&str; 6] = ["llama-spm", "phi-3", "llama-bpe", "qwen2", "gpt-2", "gemma-4"];
 
+/// No token has it.
+const MARK: char = '\u{fdd0}';
+
 fn ids(value: &Value) -> Vec<u32> {
     let ids = value.as_array().expect("a list of ids").iter();
     ids.map(|id| id.as_u64().expect("an id") as u32).collect()
@@ -49,6 +52,15 @@ fn check_cases(name: &str, tokenizer: &Tokenizer, cases: &Value) {
             let found = tokenizer.encode(text, add, parse).expect("ids");
             assert_eq!(found, ids(&case[&key]), "{name}, {}, {key}", case["name"]);
         }
+        // Marked as plain text in a prompt where special tokens are parsed, it has the ids that it has without.
+        let marked = tokenizer.mark_special(text, MARK);
+        let parsed = case["ids_add0_parse0"] != case["ids_add0_parse1"];
+        assert!(marked.is_some() || !parsed, "{name}, {}", case["name"]);
+        let found = tokenizer.encode_marked_prompt(marked.as_deref().unwrap_or(text), MARK).expect("ids");
+        let expected = ids(&case["ids_add0_parse0"]);
+        let bos = tokenizer.bos().filter(|bos| tokenizer.adds_bos() && expected.first() != Some(bos));
+        let expected: Vec<u32> = bos.into_iter().chain(expected).collect();
+        assert_eq!(found, expected, "{name}, {}, marked", case["name"]);
         let mut decoded = tokenizer.decode(&ids(&case["ids_add0_parse0"]), true).expect("text");
         if tokenizer.cleans_up_spaces() {
             decoded = clean_up_spaces(&decoded);

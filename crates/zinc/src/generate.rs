@@ -265,7 +265,7 @@ fn read_on(
                     end = end.or(reader.take(&piece, show)?.map(End::Stop));
                 }
                 Event::Finished { reason, .. } => end = end.or(Some(ended(reason)?)),
-                Event::Started { .. } | Event::Logits { .. } => {}
+                Event::Started { .. } | Event::Logits { .. } | Event::Hidden { .. } => {}
             }
         }
         if interrupt.take() {

@@ -85,6 +85,15 @@ impl Source {
         tokenizer.context("cannot use the model's tokenizer")
     }
 
+    /// What the file says of how embeddings are made.
+    pub(crate) fn pooling_type(&self) -> Result<Option<u32>> {
+        let key = format!("{}.pooling_type", self.model.spec.architecture);
+        match &self.gguf {
+            Some(gguf) => Ok(gguf.metadata().u32(&key)?),
+            None => Ok(None),
+        }
+    }
+
     /// The model's own chat template.
     pub(crate) fn chat_template(&self) -> Result<Option<&str>> {
         match &self.gguf {

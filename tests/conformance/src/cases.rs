@@ -1,9 +1,10 @@
 //! The cases: tiny models with reference logits, and how near a device has to come.
 
-use crate::{Distance, Driver, Fixture, distance};
+use crate::{Chunk, Distance, Driver, Fixture, distance};
 use zinc_compiler::Choices;
-use zinc_ir::device::Device;
-use zinc_ir::plan::{ActPrecision, KvType, KvTypes};
+use zinc_ir::device::{Device, WeightSource};
+use zinc_ir::graph::Op;
+use zinc_ir::plan::{ActPrecision, KvType, KvTypes, StepOutput, Tail};
 
 /// Fixtures of `tests/data/arch`, each with the largest difference that llama.cpp, with its F16 inputs of products,
 /// has from transformers.
@@ -46,6 +47,33 @@ pub fn architecture(device: &mut dyn Device, name: &str, choices: Choices, kv: K
     let mut driver = Driver::new(device, &f.graph, &f.weights, kv, choices, 1, 64);
     let got = driver.logits(&f.prompt, piece);
     judge(&label, distance(&f.floats("logits_hf"), &got, 512), limit);
+}
+
+/// The hidden states of all positions of an architecture's prompt: they are as wide as the model, and the output matrix
+/// makes transformers' logits of them. It has more rows than columns, so no other states give the same.
+pub fn hidden_states(device: &mut dyn Device, name: &str, choices: Choices, piece: usize) {
+    let f16 = ARCHITECTURES.iter().find(|a| a.0 == name).expect("a listed architecture").1;
+    let f = Fixture::open(&format!("arch/{name}"));
+    let label = format!("{name}, hidden states, {:?}, {piece} rows a step, {}", choices.act, device.description());
+    let limit = limits(choices.act, KvType::F32, f16);
+    let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F32, choices, 1, 64);
+    let Some(Op::MatMul { weight, .. }) = f.graph.logits().map(|l| f.graph.op(l)) else { panic!("{name} has logits") };
+    let matrix = f.graph.weight_of(*weight);
+    let (rows, width) = (matrix.rows as usize, matrix.cols as usize);
+    assert!(rows > width);
+    let mut weights = vec![0.0; rows * width];
+    matrix.format.decode(f.weights.bytes(*weight).expect("from a file"), &mut weights);
+    let mut got = vec![];
+    for tokens in f.prompt.chunks(piece) {
+        let output = driver.step(&[Chunk { sequence: 0, tokens }], piece as u32, Tail::Hidden);
+        let StepOutput::Hidden(states) = output else { panic!("asked for hidden states, got {output:?}") };
+        assert_eq!(states.len(), tokens.len() * width);
+        for state in states.chunks_exact(width) {
+            let dot = |row: &[f32]| row.iter().zip(state).map(|(w, x)| *w as f64 * *x as f64).sum::<f64>() as f32;
+            got.extend(weights.chunks_exact(width).map(dot));
+        }
+    }
+    judge(&label, distance(&f.floats("logits_hf"), &got, rows), limit);
 }
 
 /// All positions of a model's prompt with K and V in other types, against those with K and V in F32: logits differ by

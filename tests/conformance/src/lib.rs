@@ -15,7 +15,7 @@ mod persistent;
 
 pub use attention::{attention_of_batches, attention_of_prompts, attention_of_prompts_in};
 pub use batches::{batch_equals_solo, best_candidates_are_the_logits_best, greedy_equals_reference};
-pub use cases::{ARCHITECTURES, FORMATS, architecture, format, quantized_cache};
+pub use cases::{ARCHITECTURES, FORMATS, architecture, format, hidden_states, quantized_cache};
 pub use chains::{chained_equals_unchained, tails_agree};
 pub use cuts::{LongRows, Trial};
 pub use drive::{Chunk, Driver};

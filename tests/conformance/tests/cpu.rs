@@ -3,7 +3,7 @@
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, format, greedy_equals_reference, mixture_of_experts, tails_agree,
+    chained_equals_unchained, format, greedy_equals_reference, hidden_states, mixture_of_experts, tails_agree,
 };
 use zinc_cpu::{CpuDevice, Isa};
 use zinc_ir::plan::{ActPrecision, KvType};
@@ -84,6 +84,16 @@ fn greedy() {
                 let choices = Choices { act, ..Choices::default() };
                 greedy_equals_reference(device, &format!("arch/{name}"), choices, KvType::F16, 24);
             }
+        }
+    });
+}
+
+#[test]
+fn hidden() {
+    each_level(|device| {
+        for (name, _) in ARCHITECTURES {
+            hidden_states(device, name, Choices::default(), 7);
+            hidden_states(device, name, Choices { act: ActPrecision::F16, ..Choices::default() }, 24);
         }
     });
 }

@@ -4,7 +4,7 @@ use zinc_compiler::Choices;
 use zinc_conformance::{
     FORMATS, InterpretedDevice, architecture, batch_equals_solo, best_candidates_are_the_logits_best,
     chained_equals_unchained, crowded_experts, experts_of_two_formats, format, gpu_caps, greedy_equals_reference,
-    mixture_of_experts, tails_agree,
+    hidden_states, mixture_of_experts, tails_agree,
 };
 use zinc_ir::plan::{ActPrecision, KvType};
 
@@ -130,6 +130,12 @@ fn a_batch_gives_each_sequence_its_own_tokens() {
 fn greedy() {
     greedy_equals_reference(&mut device(32), "arch/llama", Choices::default(), KvType::F32, 8);
     greedy_equals_reference(&mut device(8), "arch/qwen3moe", Choices::default(), KvType::F32, 8);
+}
+
+#[test]
+fn hidden() {
+    hidden_states(&mut device(16), "llama", Choices::default(), 3);
+    hidden_states(&mut device(32), "gemma3", Choices { act: ActPrecision::F16, ..Choices::default() }, 24);
 }
 
 #[test]

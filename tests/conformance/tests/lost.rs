@@ -58,7 +58,7 @@ fn answers(f: &Fixture, open: Open<'_>, predict: u32, fuse: &Fuse, loss: Option<
         };
         for event in events {
             match event {
-                Event::Started { .. } => {}
+                Event::Started { .. } | Event::Hidden { .. } => {}
                 Event::Token { sequence, token } => outcomes.entry(sequence).or_default().tokens.push(token),
                 Event::Logits { sequence, position, logits } => {
                     outcomes.entry(sequence).or_default().logits.push((position, logits));

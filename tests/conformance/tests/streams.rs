@@ -22,7 +22,7 @@ fn answers(device: Box<dyn Device>, in_flight: usize, requests: &[Request]) -> A
             match event {
                 Event::Token { sequence, token } => got.entry(sequence).or_default().0.push(token),
                 Event::Finished { sequence, reason } => got.entry(sequence).or_default().1 = Some(reason),
-                Event::Started { .. } | Event::Logits { .. } => {}
+                Event::Started { .. } | Event::Logits { .. } | Event::Hidden { .. } => {}
             }
         }
     }

@@ -5,7 +5,7 @@ mod support;
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, attention_of_prompts, batch_equals_solo, best_candidates_are_the_logits_best,
-    chained_equals_unchained, crowded_experts, format, greedy_equals_reference, mixture_of_experts,
+    chained_equals_unchained, crowded_experts, format, greedy_equals_reference, hidden_states, mixture_of_experts,
     persistent_equals_launches, tails_agree,
 };
 use zinc_ir::device::{Caps, Device};
@@ -129,6 +129,16 @@ fn greedy() {
     on_device(|device| {
         for (name, _) in ARCHITECTURES {
             greedy_equals_reference(device, &format!("arch/{name}"), choices(ActPrecision::F32), KvType::F16, 24);
+        }
+    });
+}
+
+#[test]
+fn hidden() {
+    on_device(|device| {
+        for (name, _) in ARCHITECTURES {
+            hidden_states(device, name, choices(ActPrecision::F32), 24);
+            hidden_states(device, name, choices(ActPrecision::F16), 2);
         }
     });
 }

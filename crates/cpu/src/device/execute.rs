@@ -10,7 +10,7 @@ use crate::memory::SharedPtr;
 use crate::scratch::Scratch;
 use crate::{Activations, Isa, Pool, rows};
 use std::time::{Duration, Instant};
-use zinc_ir::graph::{AttentionSpec, Graph, Op, RopeId, Rows, WeightId};
+use zinc_ir::graph::{AttentionSpec, Graph, RopeId, Rows, WeightId};
 use zinc_ir::plan::{ActPrecision, CHAINED, NO_SLOT, Step, StepOutput, Tail, rotations};
 use zinc_ir::sample;
 
@@ -82,15 +82,15 @@ impl Run<'_> {
 
     fn output(&mut self, output: &mut StepOutput) {
         let rows = self.step.outputs.len();
-        let Some((slot, node)) = self.program.output.filter(|_| rows > 0) else {
+        let Some(slot) = self.program.output.filter(|_| rows > 0) else {
             *output = StepOutput::None;
             return;
         };
         let values = &mut self.values;
-        match self.graph.op(node) {
-            Op::Argmax { .. } | Op::Sample { .. } => output.read(Tail::Greedy, rows, values.tokens.iter().copied()),
-            Op::TopK { k, .. } => output.read(Tail::Best(*k), rows, values.slots[slot].iter().map(|x| x.to_bits())),
-            _ => output.exchange_logits(&mut values.slots[slot]),
+        match self.program.tail {
+            tail @ (Tail::Greedy | Tail::Sample(_)) => output.read(tail, rows, values.tokens.iter().copied()),
+            tail @ Tail::Best(_) => output.read(tail, rows, values.slots[slot].iter().map(|x| x.to_bits())),
+            tail @ (Tail::Logits | Tail::Hidden) => output.exchange_rows(tail, &mut values.slots[slot]),
         }
     }
 

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use zinc_ir::graph::{Activation, AttentionSpec, Graph, NodeId, Op, Pairing, RopeId, Routing, Rows, WeightId};
-use zinc_ir::plan::Plan;
+use zinc_ir::plan::{Plan, Tail};
 
 /// Index of a buffer.
 pub(super) type Slot = usize;
@@ -86,8 +86,10 @@ pub(super) struct Program {
     pub(super) works: Vec<Work>,
     /// Columns of each slot's rows.
     pub(super) slots: Vec<usize>,
-    /// Slot and node of the value that leaves; none without outputs.
-    pub(super) output: Option<(Slot, NodeId)>,
+    /// Slot of the value that leaves; none without outputs.
+    pub(super) output: Option<Slot>,
+    /// What that value is.
+    pub(super) tail: Tail,
     pub(super) launches: usize,
 }
 
@@ -365,9 +367,9 @@ fn place(plan: &Plan, drafts: Vec<Draft>) -> Program {
             }
         }
     }
-    let output = plan.output.map(|node| (places.of[&node], node));
+    let output = plan.output.map(|node| places.of[&node]);
     let slots = places.slots.iter().map(|s| s.1 as usize).collect();
-    Program { works, slots, output, launches: plan.launches().count() }
+    Program { works, slots, output, tail: plan.bucket.tail, launches: plan.launches().count() }
 }
 
 struct Places<'a> {

@@ -25,6 +25,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         limit: tokens.len() + predict,
         limit_reason: Finish::Length,
         next_logits: None,
+        hidden: false,
         split: None,
         prompt: tokens.len(),
         shared: (0, 0),

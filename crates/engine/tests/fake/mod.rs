@@ -162,6 +162,8 @@ impl Device for FakeDevice {
         let output = match (rows.is_empty(), plan.bucket.tail) {
             (true, _) => StepOutput::None,
             (_, Tail::Logits) => StepOutput::Logits(rows.concat()),
+            // Another function of the same hash.
+            (_, Tail::Hidden) => StepOutput::Hidden(rows.iter().flat_map(|row| [row[0], row[1], -row[2]]).collect()),
             (_, Tail::Greedy) => StepOutput::Tokens(rows.iter().map(|r| argmax(r).unwrap()).collect()),
             (_, Tail::Best(k)) => {
                 let (tokens, logits) = rows.iter().flat_map(|row| best(row, k)).unzip();
@@ -227,7 +229,7 @@ pub(crate) fn watched(options: Options, watch: &Arc<Watch>) -> Engine {
     Engine::new(Box::new(FakeDevice::new(watch)), graph(), &NoWeights, options, &mut |_| ()).unwrap()
 }
 
-/// What a request gave: tokens, logits by position, and why it ended.
+/// What a request gave: tokens, logits or hidden states by position, and why it ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
@@ -240,8 +242,8 @@ pub(crate) fn record(outcomes: &mut HashMap<SequenceId, Outcome>, events: Vec<Ev
         match event {
             Event::Started { .. } => {}
             Event::Token { sequence, token } => outcomes.entry(sequence).or_default().tokens.push(token),
-            Event::Logits { sequence, position, logits } => {
-                outcomes.entry(sequence).or_default().logits.push((position, logits))
+            Event::Logits { sequence, position, logits: row } | Event::Hidden { sequence, position, state: row } => {
+                outcomes.entry(sequence).or_default().logits.push((position, row))
             }
             Event::Finished { sequence, reason } => {
                 let before = outcomes.entry(sequence).or_default().end.replace(reason);

@@ -21,6 +21,21 @@ pub struct Part {
 }
 
 impl Graph {
+    /// The graph up to what the output matrix reads, which takes the place of the logits: the hidden state after the
+    /// last norm, `[Outputs, width]`. The same weights and KV layers.
+    pub fn until_hidden(&self) -> Graph {
+        let mut last = self.logits;
+        while let Some(id) = last {
+            let op = self.op(id);
+            last = op.inputs().first().copied();
+            if matches!(op, Op::MatMul { .. }) {
+                break;
+            }
+        }
+        let nodes = last.map_or(0, |id| id.index() + 1);
+        Graph { nodes: self.nodes[..nodes].to_vec(), logits: last, ..self.clone() }
+    }
+
     /// Leaves out the layers that are not to be kept. A layer that is no step from one value to one other of the same
     /// shape stays.
     pub fn part(&self, keep: impl Fn(u32) -> bool) -> Part {

@@ -60,6 +60,8 @@ pub enum Tail {
     Best(u32),
     /// A token drawn from this many best logits as the step's [`crate::sample::Draw`]s say, U32 `[outputs]`.
     Sample(u32),
+    /// What the output matrix would read, F32 `[outputs, width]`: embeddings are made of it. No logits are computed.
+    Hidden,
 }
 
 impl Tail {

@@ -54,6 +54,8 @@ pub enum StepOutput {
         /// Their logits.
         logits: Vec<f32>,
     },
+    /// F32 `[outputs of the step, width]`, row-major: what the output matrix would read.
+    Hidden(Vec<f32>),
 }
 
 impl StepOutput {
@@ -65,10 +67,10 @@ impl StepOutput {
             return;
         }
         match tail {
-            Tail::Logits => {
-                let mut logits = self.take_logits();
-                logits.extend(words.map(f32::from_bits));
-                *self = StepOutput::Logits(logits);
+            Tail::Logits | Tail::Hidden => {
+                let mut values = self.take_logits();
+                values.extend(words.map(f32::from_bits));
+                *self = StepOutput::of_rows(tail, values);
             }
             Tail::Greedy | Tail::Sample(_) => {
                 let mut tokens = self.take_tokens();
@@ -90,15 +92,21 @@ impl StepOutput {
         }
     }
 
-    /// Becomes these logits; `logits` gets memory of what it was before.
-    pub fn exchange_logits(&mut self, logits: &mut Vec<f32>) {
+    /// Becomes these rows of logits, or of hidden states if that is the tail; `values` gets memory of what it was before.
+    pub fn exchange_rows(&mut self, tail: Tail, values: &mut Vec<f32>) {
         let spare = self.take_logits();
-        *self = StepOutput::Logits(std::mem::replace(logits, spare));
+        *self = StepOutput::of_rows(tail, std::mem::replace(values, spare));
+    }
+
+    fn of_rows(tail: Tail, values: Vec<f32>) -> StepOutput {
+        if tail == Tail::Hidden { StepOutput::Hidden(values) } else { StepOutput::Logits(values) }
     }
 
     fn take_logits(&mut self) -> Vec<f32> {
         let mut taken = match self {
-            StepOutput::Logits(logits) | StepOutput::Best { logits, .. } => std::mem::take(logits),
+            StepOutput::Logits(values) | StepOutput::Hidden(values) | StepOutput::Best { logits: values, .. } => {
+                std::mem::take(values)
+            }
             _ => vec![],
         };
         taken.clear();

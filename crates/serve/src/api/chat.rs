@@ -6,8 +6,9 @@ use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
-use crate::grammar::Grammar;
-use crate::model::{Model, TemplateOptions, unix_seconds};
+use crate::grammar::{Grammar, Rule};
+use crate::model::{Model, Reasoning, TemplateOptions, unix_seconds};
+use crate::reasoning::{Begun, Guide, Reader, Tags, Thinking};
 use crate::score::Scored;
 use crate::sse::{self, ChunkWriter, Wire, event};
 use crate::tools::{self, CallReader, Piece, Tools};
@@ -26,6 +27,7 @@ struct Asked {
     tools: Option<Tools>,
     template: TemplateOptions,
     grammar: Option<(Grammar, &'static str)>,
+    reasoning: Reasoning,
     /// All but its prompt and its rule.
     generation: Generation,
 }
@@ -42,12 +44,20 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     let body = super::body(&app, request).await?;
     let worker = model.clone();
     let prepare = move || {
-        let asked = read(Fields::read(&body)?, &worker)?;
-        let prompt = worker.encode_prompt(&worker.render(asked.messages.into(), asked.template)?)?;
-        Ok((asked.name, asked.streaming, asked.tools, asked.grammar, asked.generation, prompt))
+        let mut asked = read(Fields::read(&body)?, &worker)?;
+        let prompt = worker.render(std::mem::take(&mut asked.messages).into(), std::mem::take(&mut asked.template))?;
+        asked.generation.prompts = vec![worker.encode_prompt(&prompt)?];
+        // Where reasoning may begin, or has begun.
+        let begun =
+            worker.tags.map(|tags| (tags, tags.begun(&prompt.text()))).filter(|(_, begun)| *begun != Begun::Over);
+        asked.generation.reasoning =
+            begun.filter(|_| asked.reasoning.apart).map(|(tags, begun)| Reader::new(tags, begun));
+        Ok((asked, begun))
     };
-    let (name, streaming, tools, grammar, mut generation, prompt) = aside(prepare).await?;
-    (generation.prompts, generation.rule) = (vec![prompt], rule(&model, grammar).await?);
+    let (asked, begun) = aside(prepare).await?;
+    let Asked { name, streaming, tools, grammar, reasoning, mut generation, .. } = asked;
+    let rule = rule(&model, grammar).await?;
+    generation.guide = guide(&model, rule, begun, reasoning.budget)?;
     let scored = generation.logprobs.is_some();
     let choices = vec![Reading::new(tools.as_ref()); generation.n];
     let answer = app.generate(&model, generation, TextStart::Beginning)?;
@@ -58,6 +68,21 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
         return Ok(sse::respond(answer, wire));
     }
     whole(&model, &head, answer, choices, scored).await
+}
+
+/// What the answer must follow: `rule`, but for reasoning in front of it, and no more reasoning than `budget`.
+fn guide(
+    model: &Model,
+    rule: Option<Rule>,
+    begun: Option<(&'static Tags, Begun)>,
+    budget: Option<u32>,
+) -> Result<Option<Guide>, ApiError> {
+    let Some((tags, begun)) = begun.filter(|_| rule.is_some() || budget.is_some()) else {
+        return Ok(rule.map(|rule| Guide::Rule(Box::new(rule))));
+    };
+    let thinking = Thinking::new(tags, begun, &model.tokenizer, model.vocabulary, budget, rule);
+    let thinking = thinking.map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(Some(Guide::Thinking(Box::new(thinking))))
 }
 
 /// Reads the parameters.
@@ -72,9 +97,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         return Err(ApiError::parameter("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     let mut variables = parameters::template_variables(&mut fields)?;
-    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-        variables.insert("reasoning_effort".into(), effort.into());
-    }
+    let reasoning = parameters::reasoning(&mut fields, model, &mut variables)?;
     let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
     let grammar = match (parameters::grammar(&mut fields)?, &tools) {
         (Some((_, name)), Some(_)) => {
@@ -91,9 +114,11 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         stops: parameters::stops(&mut fields)?,
         ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),
-        rule: None,
+        guide: None,
+        reasoning: None,
         echo: None,
         share: parameters::share(&mut fields)?,
+        pooling: None,
     };
     parameters::finish(
         fields,
@@ -111,7 +136,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     )?;
     let told = tools.as_ref().and_then(Tools::for_template);
     let template = TemplateOptions { add_generation_prompt, tools: told, variables };
-    Ok(Asked { name, streaming, messages, tools, template, grammar, generation })
+    Ok(Asked { name, streaming, messages, tools, template, grammar, reasoning, generation })
 }
 
 /// `messages` as chat templates expect them: contents are texts, `developer` is `system`.
@@ -132,15 +157,33 @@ pub(super) fn messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             Some(_) => {}
         }
         let calls = read_calls(message).map_err(&wrong)?;
+        let reasons = read_reasoning(message).map_err(&wrong)?;
         let content = match message.get("content") {
             Some(Value::Array(parts)) => Value::String(parts_text(parts).map_err(|what| wrong(&what))?),
             Some(Value::String(_)) => continue,
-            None | Some(Value::Null) if calls > 0 => continue,
+            None | Some(Value::Null) if calls > 0 || reasons => continue,
             None | Some(_) => return Err(wrong("must have a `content`: a text, or a list of parts")),
         };
         message.insert("content".into(), content);
     }
     Ok(messages)
+}
+
+/// Earlier reasoning under both names that templates read; is there any?
+fn read_reasoning(message: &mut Map<String, Value>) -> Result<bool, &'static str> {
+    const NAMES: [&str; 2] = ["reasoning_content", "reasoning"];
+    for name in NAMES {
+        match message.get(name) {
+            Some(Value::Null) => drop(message.shift_remove(name)),
+            None | Some(Value::String(_)) => {}
+            Some(_) => return Err("has reasoning that is no text"),
+        }
+    }
+    let given = NAMES.iter().find_map(|name| message.get(*name).cloned());
+    for (name, text) in NAMES.iter().zip(given.iter().cycle()) {
+        message.entry(*name).or_insert(text.clone());
+    }
+    Ok(given.is_some())
 }
 
 /// The number of calls that a message has made; an error says what is wrong with them.
@@ -241,6 +284,13 @@ impl Reading {
     }
 }
 
+/// `usage`, with the tokens of reasoning.
+fn usage(usage: Usage) -> Value {
+    let mut value = parameters::usage(usage);
+    value["completion_tokens_details"] = json!({"reasoning_tokens": usage.reasoning});
+    value
+}
+
 /// A call as OpenAI writes it.
 fn call(name: String, arguments: String) -> Value {
     let id = format!("call_{:016x}", parameters::fresh());
@@ -250,6 +300,7 @@ fn call(name: String, arguments: String) -> Value {
 /// What has come of a choice.
 #[derive(Clone, Default)]
 struct Message {
+    reasoning: String,
     text: String,
     calls: Vec<Value>,
     scores: Vec<Scored>,
@@ -262,6 +313,7 @@ async fn whole(model: &Model, head: &Head, mut answer: Answer, mut choices: Vec<
     while let Some(delta) = answer.next().await {
         let mut delta = delta?;
         let (reading, message) = (&mut choices[delta.choice], &mut messages[delta.choice]);
+        message.reasoning.push_str(&delta.reasoning);
         for piece in reading.take(delta.text, delta.end.is_some()) {
             match piece {
                 Piece::Text(text) => message.text.push_str(&text),
@@ -274,6 +326,10 @@ async fn whole(model: &Model, head: &Head, mut answer: Answer, mut choices: Vec<
     let rows = messages.into_iter().enumerate().map(|(index, m)| {
         let content = if m.text.is_empty() && !m.calls.is_empty() { Value::Null } else { m.text.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !m.reasoning.is_empty() {
+            message["reasoning"] = m.reasoning.as_str().into();
+            message["reasoning_content"] = m.reasoning.into();
+        }
         if !m.calls.is_empty() {
             message["tool_calls"] = m.calls.into();
         }
@@ -281,7 +337,7 @@ async fn whole(model: &Model, head: &Head, mut answer: Answer, mut choices: Vec<
         json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": m.end})
     });
     let mut response = head.json("chat.completion", rows.collect());
-    response["usage"] = parameters::usage(answer.usage());
+    response["usage"] = usage(answer.usage());
     Ok(json_response(&response))
 }
 
@@ -308,9 +364,14 @@ impl Wire for Chunks {
         }
         let told = self.scored && !delta.scores.is_empty();
         let mut scores = if told { logprobs::chat(&self.model, &delta.scores) } else { Value::Null };
+        if !delta.reasoning.is_empty() {
+            // DeepSeek's and llama.cpp's name, and vLLM's.
+            let part = json!({"reasoning_content": delta.reasoning, "reasoning": delta.reasoning});
+            self.chunk(index, part, scores.take(), None, out);
+        }
         let mut number = self.choices[index].calls();
         let mut pieces = self.choices[index].take(delta.text, delta.end.is_some());
-        if pieces.is_empty() && told {
+        if pieces.is_empty() && !scores.is_null() {
             pieces.push(Piece::Text(String::new()));
         }
         for piece in pieces {
@@ -333,7 +394,7 @@ impl Wire for Chunks {
     }
 
     fn end(&mut self, usage: Usage, out: &mut String) {
-        self.writer.end(&parameters::usage(usage), out);
+        self.writer.end(&self::usage(usage), out);
     }
 
     fn error(&mut self, error: &ApiError, out: &mut String) {

@@ -1,6 +1,7 @@
 //! OpenAI's `/v1/completions`.
 
 use super::logprobs::Lists;
+use super::prompts::{self, Prompt};
 use super::{Reply, aside, parameters, rule};
 use crate::answer::{Answer, Delta};
 use crate::app::App;
@@ -9,6 +10,7 @@ use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
 use crate::grammar::Grammar;
 use crate::model::{Model, unix_seconds};
+use crate::reasoning::Guide;
 use crate::sse::{self, ChunkWriter, Wire, event};
 use axum::extract::{Request, State};
 use parameters::Streaming;
@@ -19,14 +21,11 @@ use zinc_text::TextStart;
 /// Tokens of an answer where none are asked for: OpenAI's own limit.
 const USUAL: u32 = 16;
 
+/// The parameter that prompts come in.
+const PROMPT: &str = "prompt";
+
 /// Most prompts of a request.
 const PROMPTS: usize = 256;
-
-/// A prompt: text, or token ids.
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
 
 /// A request, read.
 struct Asked {
@@ -60,13 +59,14 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     let worker = model.clone();
     let prepare = move || {
         let asked = read(Fields::read(&body)?, &worker)?;
-        let encode = |prompt| encode(&worker, prompt);
+        // As llama.cpp reads a completion's prompt: special tokens may be written out.
+        let encode = |prompt: Prompt| prompt.encode(&worker, PROMPT, true);
         let prompts = asked.prompts.into_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
         Ok((asked.name, asked.streaming, asked.echo, asked.grammar, asked.generation, prompts))
     };
     let (name, streaming, echo, grammar, mut generation, prompts) = aside(prepare).await?;
     let (ids, texts): (Vec<_>, Vec<_>) = prompts.into_iter().unzip();
-    generation.rule = rule(&model, grammar).await?;
+    generation.guide = rule(&model, grammar).await?.map(|rule| Guide::Rule(Box::new(rule)));
     let first = ids.iter().filter(|_| echo).filter_map(|p: &Arc<[u32]>| p.first().copied()).collect();
     generation.prompts = ids;
     generation.echo = echo.then_some(texts);
@@ -86,7 +86,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
 /// Reads the parameters.
 fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     let name = model.answers_to(fields.take("model")?)?;
-    let prompts = prompts(&mut fields)?;
+    let prompts = prompts::read(&mut fields, PROMPT, PROMPTS)?;
     let echo = fields.take("echo")?.unwrap_or(false);
     let streaming = parameters::streaming(&mut fields)?;
     let grammar = parameters::grammar(&mut fields)?;
@@ -98,60 +98,17 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         stops: parameters::stops(&mut fields)?,
         ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
-        rule: None,
+        guide: None,
+        reasoning: None,
         echo: None,
         share: parameters::share(&mut fields)?,
+        pooling: None,
     };
     parameters::finish(
         fields,
         &[("suffix", json!("")), ("prompt_logprobs", json!(0)), ("add_special_tokens", json!(true))],
     )?;
     Ok(Asked { name, streaming, prompts, echo, grammar, generation })
-}
-
-/// `prompt`: a text, token ids, or a list of either.
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
-    const NAME: &str = "prompt";
-    let wrong = || ApiError::parameter(NAME, "`prompt` must be a text, a list of token ids, or a list of either");
-    let ids = |list: &[Value]| {
-        let ids = list.iter().map(|v| v.as_u64().and_then(|id| u32::try_from(id).ok()));
-        ids.collect::<Option<Vec<u32>>>().map(Prompt::Tokens)
-    };
-    let prompts = match fields.need::<Value>(NAME)? {
-        Value::String(text) => vec![Prompt::Text(text)],
-        Value::Array(list) if list.first().is_some_and(Value::is_number) => vec![ids(&list).ok_or_else(wrong)?],
-        Value::Array(list) => {
-            let one = |value: Value| match value {
-                Value::String(text) => Some(Prompt::Text(text)),
-                Value::Array(list) => ids(&list),
-                _ => None,
-            };
-            list.into_iter().map(one).collect::<Option<Vec<Prompt>>>().ok_or_else(wrong)?
-        }
-        _ => return Err(wrong()),
-    };
-    match prompts.len() {
-        0 => Err(ApiError::parameter(NAME, "`prompt` must have at least one prompt")),
-        n if n > PROMPTS => Err(ApiError::parameter(NAME, format!("`prompt` may have {PROMPTS} prompts at most"))),
-        _ => Ok(prompts),
-    }
-}
-
-/// Token ids and text of a prompt.
-fn encode(model: &Model, prompt: Prompt) -> Result<(Arc<[u32]>, String), ApiError> {
-    let wrong = |error: zinc_text::TokenizerError| ApiError::parameter("prompt", error.to_string());
-    let (ids, text) = match prompt {
-        // As llama.cpp reads a completion's prompt: special tokens may be written out.
-        Prompt::Text(text) => (model.tokenizer.encode(&text, true, true).map_err(wrong)?, text),
-        Prompt::Tokens(ids) => {
-            let text = model.tokenizer.decode(&ids, false).map_err(wrong)?;
-            (ids, text)
-        }
-    };
-    match ids.is_empty() {
-        true => Err(ApiError::parameter("prompt", "a prompt has no tokens")),
-        false => Ok((ids.into(), text)),
-    }
 }
 
 impl Head {

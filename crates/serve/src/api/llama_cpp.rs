@@ -3,6 +3,7 @@
 use super::{Reply, aside, chat, parameters};
 use crate::app::App;
 use crate::error::{ApiError, json_response};
+use crate::fields::Fields;
 use crate::model::TemplateOptions;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
@@ -11,53 +12,65 @@ use std::sync::Arc;
 /// `/tokenize`: text to token ids.
 pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let mut fields = super::fields(&app, request).await?;
-    let content: String = fields.need("content")?;
-    let add_special = fields.take("add_special")?.unwrap_or(false);
-    let parse_special = fields.take("parse_special")?.unwrap_or(true);
-    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
-    fields.finish()?;
-    let encoder = model.clone();
-    let encode = move || encoder.tokenizer.encode(&content, add_special, parse_special);
-    let ids = aside(move || encode().map_err(|error| ApiError::invalid(error.to_string()))).await?;
-    let tokens: Value = match with_pieces {
-        false => ids.into(),
-        true => {
-            // A piece that is a part of a character is given as its bytes.
-            let piece = |id: &u32| {
-                let bytes = model.tokenizer.token_bytes(*id, true).unwrap_or_default();
-                let piece = std::str::from_utf8(&bytes).map_or_else(|_| json!(bytes.as_ref()), |text| json!(text));
-                json!({"id": id, "piece": piece})
-            };
-            ids.iter().map(piece).collect()
-        }
-    };
-    Ok(json_response(&json!({"tokens": tokens})))
+    let body = super::body(&app, request).await?;
+    aside(move || {
+        let mut fields = Fields::read(&body)?;
+        let content: String = fields.need("content")?;
+        let add_special = fields.take("add_special")?.unwrap_or(false);
+        let parse_special = fields.take("parse_special")?.unwrap_or(true);
+        let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
+        fields.finish()?;
+        let ids = model.tokenizer.encode(&content, add_special, parse_special);
+        let ids = ids.map_err(|error| ApiError::invalid(error.to_string()))?;
+        let tokens: Value = match with_pieces {
+            false => ids.into(),
+            true => {
+                // A piece that is a part of a character is given as its bytes.
+                let piece = |id: &u32| {
+                    let bytes = model.tokenizer.token_bytes(*id, true).unwrap_or_default();
+                    let piece = std::str::from_utf8(&bytes).map_or_else(|_| json!(bytes.as_ref()), |text| json!(text));
+                    json!({"id": id, "piece": piece})
+                };
+                ids.iter().map(piece).collect()
+            }
+        };
+        Ok(json_response(&json!({"tokens": tokens})))
+    })
+    .await
 }
 
 /// `/detokenize`: token ids to text.
 pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let mut fields = super::fields(&app, request).await?;
-    let tokens: Vec<u32> = fields.need("tokens")?;
-    fields.finish()?;
-    let content = model.tokenizer.decode(&tokens, true);
-    let content = content.map_err(|error| ApiError::parameter("tokens", error.to_string()))?;
-    Ok(json_response(&json!({"content": content})))
+    let body = super::body(&app, request).await?;
+    aside(move || {
+        let mut fields = Fields::read(&body)?;
+        let tokens: Vec<u32> = fields.need("tokens")?;
+        fields.finish()?;
+        let content = model.tokenizer.decode(&tokens, true);
+        let content = content.map_err(|error| ApiError::parameter("tokens", error.to_string()))?;
+        Ok(json_response(&json!({"content": content})))
+    })
+    .await
 }
 
 /// `/apply-template`: messages to a prompt.
 pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Reply {
     let model = app.model()?;
-    let mut fields = super::fields(&app, request).await?;
-    let mut messages = chat::messages(&mut fields)?;
-    let tools = chat::tools(&mut fields, &model, &mut messages)?.and_then(|tools| tools.for_template());
-    let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
-    let variables = parameters::template_variables(&mut fields)?;
-    fields.finish()?;
-    let options = TemplateOptions { add_generation_prompt, tools, variables };
-    let prompt = aside(move || model.render(messages.into(), options)).await?;
-    Ok(json_response(&json!({"prompt": prompt})))
+    let body = super::body(&app, request).await?;
+    aside(move || {
+        let mut fields = Fields::read(&body)?;
+        let mut messages = chat::messages(&mut fields)?;
+        let tools = chat::tools(&mut fields, &model, &mut messages)?.and_then(|tools| tools.for_template());
+        let add_generation_prompt = fields.take("add_generation_prompt")?.unwrap_or(true);
+        let mut variables = parameters::template_variables(&mut fields)?;
+        parameters::reasoning(&mut fields, &model, &mut variables)?;
+        fields.finish()?;
+        let options = TemplateOptions { add_generation_prompt, tools, variables };
+        let prompt = model.render(messages.into(), options)?;
+        Ok(json_response(&json!({"prompt": prompt.text()})))
+    })
+    .await
 }
 
 /// `/props`: the server's settings.
@@ -109,5 +122,5 @@ pub(super) async fn slots(State(app): State<Arc<App>>) -> Reply {
     for id in rows.len()..model.parallel as usize {
         rows.push(json!({"id": id, "n_ctx": model.context, "is_processing": false}));
     }
-    Ok(json_response(&rows.into()))
+    Ok(json_response(&rows))
 }

@@ -8,15 +8,16 @@
 
 mod chat;
 mod completions;
+mod embeddings;
 mod llama_cpp;
 mod logprobs;
 mod models;
 mod operations;
 mod parameters;
+mod prompts;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::grammar::{Grammar, Rule};
 use crate::model::Model;
 use axum::Router;
@@ -42,6 +43,8 @@ pub(crate) fn router() -> Router<Arc<App>> {
         .route("/v1/chat/completions", post(chat::create))
         .route("/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::show))
         .route("/tokenize", post(llama_cpp::tokenize))
@@ -74,11 +77,6 @@ async fn body(app: &App, request: Request) -> Result<Bytes, ApiError> {
         Ok(Err(_)) => Err(ApiError::too_large(app.max_body)),
         Err(_) => Err(ApiError::too_slow()),
     }
-}
-
-/// Reads a request's parameters.
-async fn fields(app: &App, request: Request) -> Result<Fields, ApiError> {
-    Fields::read(&body(app, request).await?)
 }
 
 /// Runs what takes long (templates, tokenizing) beside the connections.

@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Grammar;
-use crate::model::Model;
+use crate::model::{Model, Reasoning};
 use serde_json::{Map, Number, Value, json};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -105,6 +105,44 @@ pub(super) fn template_variables(fields: &mut Fields) -> Result<Map<String, Valu
         Some(name) => Err(ApiError::parameter(NAME, format!("`{NAME}` may not set `{name}`, which the server sets"))),
         None => Ok(variables),
     }
+}
+
+/// How reasoning is treated, and what the template is told of that: `reasoning_format`, a budget under llama.cpp's or
+/// vLLM's name, `reasoning_effort`.
+pub(super) fn reasoning(
+    fields: &mut Fields,
+    model: &Model,
+    variables: &mut Map<String, Value>,
+) -> Result<Reasoning, ApiError> {
+    const FORMAT: &str = "reasoning_format";
+    let apart = match fields.take::<String>(FORMAT)?.as_deref() {
+        None => model.reasoning.apart,
+        Some("auto" | "deepseek") => true,
+        Some("none") => false,
+        Some(other) => {
+            let message = format!("`{FORMAT}` may be auto, deepseek or none, not `{other}`");
+            return Err(ApiError::parameter(FORMAT, message));
+        }
+    };
+    let mut budget = model.reasoning.budget;
+    for name in ["reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"] {
+        if let Some(given) = fields.count(name, -1, i64::from(u32::MAX))? {
+            budget = u32::try_from(given).ok();
+        }
+    }
+    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+        if effort == "none" {
+            budget = Some(0);
+        }
+        variables.insert("reasoning_effort".into(), effort.into());
+    }
+    if budget == Some(0) {
+        // The names that templates know it by.
+        for name in ["enable_thinking", "thinking"] {
+            variables.entry(name).or_insert(false.into());
+        }
+    }
+    Ok(Reasoning { apart, budget })
 }
 
 /// `logit_bias`: an object from token id to what is added.

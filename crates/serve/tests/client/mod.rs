@@ -15,7 +15,7 @@ use zinc_engine::{Engine, OpenError, Options, Sampling};
 use zinc_gguf::Gguf;
 use zinc_ir::device::Device;
 use zinc_models::GgufWeights;
-use zinc_serve::{Config, Keys, Loaded, Revival, ServeError, Server, Stop};
+use zinc_serve::{Config, Keys, Loaded, Pooling, Reasoning, Revival, ServeError, Server, Stop};
 use zinc_text::{ChatTemplate, Tokenizer};
 
 /// How the model under test is set up.
@@ -27,10 +27,23 @@ pub(crate) struct Setup {
     pub(crate) pages: Option<u32>,
     pub(crate) queue: usize,
     pub(crate) grace: Duration,
+    pub(crate) pooling: Pooling,
+    /// A chat template; empty: chatml.
+    pub(crate) template: &'static str,
+    /// Messages may spell special tokens.
+    pub(crate) special: bool,
 }
 
-pub(crate) const USUAL: Setup =
-    Setup { context: 512, parallel: 4, pages: None, queue: 1000, grace: Duration::from_secs(5) };
+pub(crate) const USUAL: Setup = Setup {
+    context: 512,
+    parallel: 4,
+    pages: None,
+    queue: 1000,
+    grace: Duration::from_secs(5),
+    pooling: Pooling::Last,
+    template: "",
+    special: false,
+};
 
 /// Opens a device.
 pub(crate) type Open = Box<dyn FnMut() -> Result<Box<dyn Device>, OpenError> + Send>;
@@ -56,15 +69,22 @@ pub(crate) fn load_on(name: &str, setup: Setup, mut open: Open) -> Result<Loaded
     let Setup { context, parallel, pages, .. } = setup;
     let options = Options { context, sequences: parallel, pages, rows: 64, ..Options::default() };
     let engine = Engine::new(device, model.graph.clone(), &weights, options, &mut |_| ()).map_err(|e| e.to_string())?;
+    let template = match setup.template {
+        "" => ChatTemplate::builtin("chatml"),
+        source => ChatTemplate::new(source),
+    };
     Ok(Loaded {
         engine,
         tokenizer: Tokenizer::from_metadata(gguf.metadata()).map_err(|e| e.to_string())?,
-        template: Some(ChatTemplate::builtin("chatml").map_err(|e| e.to_string())?),
+        template: Some(template.map_err(|e| e.to_string())?),
         names: vec!["tiny".into(), "also-tiny".into()],
         trained_context: model.spec.context,
         sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, ..Sampling::default() },
         parallel,
         revival: Some(Revival { open, weights: Box::new(weights), pause: Duration::ZERO }),
+        pooling: Some(setup.pooling),
+        special_in_content: setup.special,
+        reasoning: Reasoning::default(),
     })
 }
 

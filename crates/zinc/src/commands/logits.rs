@@ -66,7 +66,7 @@ pub(crate) fn all_logits(session: &mut Session, ids: Vec<u32>, from: u32, interr
                     rows += 1;
                 }
                 Event::Finished { reason: Finish::NoNumbers, .. } => bail!("the model gave no numbers as logits"),
-                Event::Started { .. } | Event::Finished { .. } | Event::Token { .. } => {}
+                Event::Started { .. } | Event::Finished { .. } | Event::Token { .. } | Event::Hidden { .. } => {}
             }
         }
         meter.show("computing", Unit::Pieces, rows, total);

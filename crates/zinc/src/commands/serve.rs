@@ -15,12 +15,14 @@ use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zinc_engine::Sampling;
-use zinc_serve::{Config, Keys, Loaded, LogFormat, Reload, Revival, ServeError, Server, log_to_stderr};
+use zinc_serve::{
+    Config, Keys, Loaded, LogFormat, Pooling, Reasoning, Reload, Revival, ServeError, Server, log_to_stderr,
+};
 use zinc_text::ChatTemplate;
 
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
 ///
-/// Paths: /v1/chat/completions, /v1/completions, /v1/models; /tokenize, /detokenize, /apply-template, /props, /slots;
+/// Paths: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; /tokenize, /detokenize, /apply-template, /props, /slots;
 /// /health, /ready, /live, /metrics (Prometheus), /version. In a browser, / is a page to chat in.
 ///
 /// Ctrl-C or SIGTERM lets what has begun end, within --grace; the second one ends the program at once.
@@ -74,6 +76,9 @@ struct ServerArgs {
     /// Seconds that requests have to end when the server is stopped
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     grace: u32,
+    /// How embeddings are made of the hidden states of a text's tokens; default: as the model's file says, or else last
+    #[arg(long, value_name = "HOW")]
+    pooling: Option<Pooled>,
     /// No page to chat in at /
     #[arg(long)]
     no_webui: bool,
@@ -91,6 +96,15 @@ enum Form {
     Json,
 }
 
+/// How hidden states become an embedding.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Pooled {
+    /// The mean of all tokens'
+    Mean,
+    /// The last token's
+    Last,
+}
+
 /// The chat template, where it is not the model's own.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Conversation")]
@@ -101,6 +115,28 @@ struct ServedTemplate {
     /// Read the chat template from a file
     #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
     chat_template_file: Option<PathBuf>,
+    /// Where reasoning goes that the model writes between tags
+    #[arg(long, default_value = "auto", value_name = "FORM")]
+    reasoning_format: Format,
+    /// Most tokens of reasoning; the closing tag is forced then, and the answer goes on. 0: none; -1: no limit
+    #[arg(long, default_value_t = -1, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i64).range(-1..=i64::from(u32::MAX)))]
+    reasoning_budget: i64,
+    /// Let messages spell special tokens (`<|im_end|>`), so that whoever writes a part of one can end it and speak as
+    /// another role
+    #[arg(long)]
+    special_in_content: bool,
+}
+
+/// Where reasoning goes.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum Format {
+    /// Apart, if the model's template shows how it is marked
+    Auto,
+    /// Apart, as `reasoning_content`
+    Deepseek,
+    /// It stays in the answer, tags and all
+    None,
 }
 
 /// How tokens are chosen where a request does not say.
@@ -219,7 +255,18 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
     };
     let parallel = arguments.server.parallel;
     let session = begun.load_for(&arguments.compute, Needs::Usual, parallel, &interrupt)?;
+    let pooling = match arguments.server.pooling {
+        Some(Pooled::Mean) => Some(Pooling::Mean),
+        Some(Pooled::Last) => Some(Pooling::Last),
+        None => Pooling::of_file(session.source.pooling_type()?),
+    };
     Ok(Loaded {
+        pooling,
+        special_in_content: arguments.template.special_in_content,
+        reasoning: Reasoning {
+            apart: !matches!(arguments.template.reasoning_format, Format::None),
+            budget: u32::try_from(arguments.template.reasoning_budget).ok(),
+        },
         template,
         names: names(&arguments.server.alias, &arguments.model, &session.source.name),
         trained_context: session.source.model.spec.context,

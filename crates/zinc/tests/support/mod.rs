@@ -102,7 +102,7 @@ pub(crate) struct Outcome {
 pub(crate) fn record(outcomes: &mut HashMap<SequenceId, Outcome>, events: Vec<Event>) {
     for event in events {
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Hidden { .. } => {}
             Event::Token { sequence, token } => outcomes.entry(sequence).or_default().tokens.push(token),
             Event::Logits { sequence, logits, .. } => {
                 outcomes.entry(sequence).or_default().logits.extend_from_slice(&logits)

@@ -125,6 +125,24 @@ def completions():
     assert prompt + "".join(c.choices[0].text for c in streamed) == choice.text
 
 
+@step
+def embeddings():
+    texts = ["The cat sleeps on the sofa.", "A cat is sleeping on a couch.", "Interest rates rose by a quarter point."]
+    answer = client.embeddings.create(model=model, input=texts)  # the client asks for base64 by itself
+    plain = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    assert [row.index for row in answer.data] == [0, 1, 2] and answer.usage.prompt_tokens == answer.usage.total_tokens > 20
+    dot = lambda a, b: sum(x * y for x, y in zip(a.embedding, b.embedding))
+    for row, same in zip(answer.data, plain.data):
+        assert len(row.embedding) == 576 and abs(dot(row, row) - 1) < 1e-4 and dot(row, same) > 0.9999
+    cat, couch, rates = answer.data
+    assert dot(cat, couch) > dot(cat, rates) and dot(cat, couch) > dot(couch, rates)
+    short = client.embeddings.create(model=model, input=texts[0], dimensions=64).data[0]
+    assert len(short.embedding) == 64 and abs(dot(short, short) - 1) < 1e-4
+    assert fails(openai.BadRequestError, lambda: client.embeddings.create(model=model, input="")).param == "input"
+    many = "word " * 3000
+    assert fails(openai.BadRequestError, lambda: client.embeddings.create(model=model, input=many)).code == "context_length_exceeded"
+
+
 def text(**more):
     return {"type": "string", "maxLength": 20, **more}
 

@@ -61,7 +61,7 @@ pub(super) fn run(
             match event {
                 Event::Token { .. } => alone.tokens += 1,
                 Event::Finished { .. } => running -= 1,
-                Event::Started { .. } | Event::Logits { .. } => {}
+                Event::Started { .. } | Event::Logits { .. } | Event::Hidden { .. } => {}
             }
         }
         if engine.ran().is_some_and(|ran| ran.parts.len() == concurrency && ran.rows as usize == concurrency) {

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use zinc_engine::{Engine, Sampling};
-use zinc_serve::{Config, Keys, Loaded, ServeError, Server, Stop};
+use zinc_serve::{Config, Keys, Loaded, Reasoning, ServeError, Server, Stop};
 
 /// Vocabulary of a server that does not tell its own: what the smallest common ones have.
 const USUAL_VOCABULARY: u32 = 32_000;
@@ -231,6 +231,9 @@ impl Own {
             sampling: Sampling::default(),
             parallel: sequences,
             revival: None,
+            pooling: None,
+            reasoning: Reasoning::default(),
+            special_in_content: false,
         };
         let thread = std::thread::Builder::new().name("zinc-server".into());
         let thread = thread.spawn(move || server.run(move || Ok::<_, ServeError>(loaded)))?;
