@@ -253,6 +253,42 @@ impl Constraint for Rule {
     }
 }
 
+/// Some text of a grammar: any of the tokens that may come is taken at each step. Free text (wherever nearly any byte may
+/// come) is a few letters, then `closer`.
+#[cfg(test)]
+pub(crate) fn walk(grammar: Grammar, seed: u64, closer: &str) -> String {
+    const END: u32 = 299;
+    let tokenizer = Tokenizer::synthetic(300).expect("a tokenizer");
+    let mut rule = Grammars::new(&tokenizer, 320, &[END]).compile(grammar, "x").expect("a rule");
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = move |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) as usize % n
+    };
+    let mut text: Vec<u8> = vec![];
+    let mut planned: Vec<u8> = vec![];
+    while text.len() < 2000 {
+        let mask = rule.allowed().expect("something may come").to_vec();
+        let may = |t: u32| mask[t as usize / 32] >> (t % 32) & 1 == 1;
+        let bytes: Vec<u8> = (0..=255).filter(|b| may(u32::from(*b))).collect();
+        if bytes.is_empty() || may(END) && random(2) == 0 {
+            return String::from_utf8(text).expect("UTF-8");
+        }
+        if planned.is_empty() && bytes.len() > 90 {
+            planned = (0..random(4)).map(|_| b'a' + random(26) as u8).chain(closer.bytes()).rev().collect();
+        }
+        let next = planned.pop().filter(|b| bytes.contains(b)).unwrap_or_else(|| {
+            planned.clear();
+            bytes[random(bytes.len())]
+        });
+        assert!(rule.accept(u32::from(next)));
+        text.push(next);
+    }
+    panic!("it does not end: {}", String::from_utf8_lossy(&text));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use crate::model::{Model, Reasoning, TemplateOptions, unix_seconds};
 use crate::reasoning::{Begun, Guide, Reader, Tags, Thinking};
 use crate::score::Scored;
 use crate::sse::{self, ChunkWriter, Wire, event};
-use crate::tools::{self, CallReader, Piece, Tools};
+use crate::tools::{self, Call, CallReader, Piece, Tools};
 use axum::extract::{Request, State};
 use parameters::Streaming;
 use serde_json::{Map, Value, json};
@@ -292,7 +292,7 @@ fn usage(usage: Usage) -> Value {
 }
 
 /// A call as OpenAI writes it.
-fn call(name: String, arguments: String) -> Value {
+fn call(Call { name, arguments }: Call) -> Value {
     let id = format!("call_{:016x}", parameters::fresh());
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
@@ -317,7 +317,7 @@ async fn whole(model: &Model, head: &Head, mut answer: Answer, mut choices: Vec<
         for piece in reading.take(delta.text, delta.end.is_some()) {
             match piece {
                 Piece::Text(text) => message.text.push_str(&text),
-                Piece::Call { name, arguments } => message.calls.push(call(name, arguments)),
+                Piece::Call(made) => message.calls.push(call(made)),
             }
         }
         message.scores.append(&mut delta.scores);
@@ -379,8 +379,8 @@ impl Wire for Chunks {
                 // Log-probabilities may come without text.
                 Piece::Text(text) if text.is_empty() && scores.is_null() => continue,
                 Piece::Text(text) => json!({"content": text}),
-                Piece::Call { name, arguments } => {
-                    let mut call = call(name, arguments);
+                Piece::Call(made) => {
+                    let mut call = call(made);
                     call["index"] = number.into();
                     number += 1;
                     json!({"tool_calls": [call]})
