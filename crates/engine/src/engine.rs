@@ -139,6 +139,8 @@ pub struct Ran {
     pub rows: u32,
     /// For each sequence in it: the tokens that it had before, and its token rows.
     pub parts: Vec<(u32, u32)>,
+    /// Which sequences these are.
+    pub sequences: Vec<SequenceId>,
 }
 
 /// How busy an engine is.
@@ -427,10 +429,12 @@ impl Engine {
             }
             let step = &oldest.batch.step;
             let (position, rows) = (step.positions.first().copied().unwrap_or(0), step.tokens.len() as u32);
-            let mut parts = self.ran.take().map_or(vec![], |ran| ran.parts);
+            let (mut parts, mut sequences) = self.ran.take().map_or_else(Default::default, |r| (r.parts, r.sequences));
             parts.clear();
             parts.extend(oldest.batch.parts());
-            self.ran = Some(Ran { program: oldest.program, position, rows, parts });
+            sequences.clear();
+            sequences.extend(oldest.batch.sequences());
+            self.ran = Some(Ran { program: oldest.program, position, rows, parts, sequences });
             // Nobody waits for a batch whose sequences have all ended before.
             let wanted = self.scheduler.has_part_of(&oldest.batch);
             self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);

@@ -84,6 +84,11 @@ impl Batch {
         self.parts.iter().map(|part| ((part.end - part.rows) as u32, part.rows as u32))
     }
 
+    /// The sequences of [`Batch::parts`].
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = SequenceId> {
+        self.parts.iter().map(|part| part.id)
+    }
+
     fn clear(&mut self) {
         let step = &mut self.step;
         for rows in [&mut step.tokens, &mut step.positions, &mut step.sequence, &mut step.slots, &mut step.outputs] {

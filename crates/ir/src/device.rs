@@ -187,6 +187,11 @@ pub trait Device: Send {
     /// One line for people: name, driver, and how it computes.
     fn description(&self) -> String;
 
+    /// Where it sits on the PCI bus, in Linux's spelling (`0000:03:00.0`), if it does and that is known.
+    fn bus_address(&self) -> Option<String> {
+        None
+    }
+
     /// Memory now.
     fn memory(&self) -> MemoryInfo;
 

@@ -8,11 +8,13 @@
 
 use crate::error::ApiError;
 use crate::generation::{Generation, Reason, Usage};
+use crate::keys::Charge;
 use crate::metrics::Outcome;
 use crate::model::Model;
 use crate::reasoning::{Reader, Split};
 use crate::runner::{Command, Failure, RequestNumber, Update, What};
 use crate::score::Scored;
+use crate::story::Story;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
@@ -72,12 +74,10 @@ pub(crate) struct Answer {
     prompts: Vec<Arc<[u32]>>,
     usage: Usage,
     ready: VecDeque<Result<Delta, ApiError>>,
-    arrived: Instant,
-    started: Option<Instant>,
-    first: Option<Instant>,
+    story: Story,
     outcome: Outcome,
-    /// The HTTP request it belongs to, for the log.
-    span: tracing::Span,
+    /// What it uses.
+    _charge: Arc<Charge>,
     /// Its place in the queue, for as long as it lives.
     _room: OwnedSemaphorePermit,
 }
@@ -87,8 +87,9 @@ pub(crate) struct Line {
     pub(crate) number: RequestNumber,
     pub(crate) updates: Receiver<Update>,
     pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) arrived: Instant,
     pub(crate) room: OwnedSemaphorePermit,
+    pub(crate) charge: Arc<Charge>,
+    pub(crate) story: Story,
 }
 
 impl Answer {
@@ -108,7 +109,7 @@ impl Answer {
         };
         let choices: Vec<Choice> = (0..generation.choices()).map(choice).collect();
         let prompt = generation.prompts.iter().map(|p| p.len() as u64).sum();
-        let Line { number, updates, commands, arrived, room } = line;
+        let Line { number, updates, commands, room, charge, story } = line;
         Ok(Answer {
             number,
             updates,
@@ -121,11 +122,9 @@ impl Answer {
             prompts: generation.prompts.clone(),
             usage: Usage { prompt, ..Usage::default() },
             ready: VecDeque::new(),
-            arrived,
-            started: None,
-            first: None,
+            story,
             outcome: Outcome::Abort,
-            span: tracing::Span::current(),
+            _charge: charge,
             _room: room,
         })
     }
@@ -161,6 +160,7 @@ impl Answer {
     fn fail(&mut self, error: ApiError) {
         self.open = 0;
         self.outcome = Outcome::Error;
+        self.story.failed(&error.message);
         self.ready.push_back(Err(error));
     }
 
@@ -171,7 +171,7 @@ impl Answer {
         }
         match what {
             What::Started { cached } => {
-                self.started.get_or_insert_with(Instant::now);
+                self.story.started.get_or_insert_with(Instant::now);
                 // A prompt counts once, however many answers it has.
                 if choice.is_multiple_of(self.n) {
                     self.usage.cached += cached as u64;
@@ -202,7 +202,7 @@ impl Answer {
     }
 
     fn token(&mut self, choice: usize, token: u32, scores: Vec<Scored>) {
-        self.first.get_or_insert_with(Instant::now);
+        self.story.first.get_or_insert_with(Instant::now);
         self.usage.completion += 1;
         let this = &mut self.choices[choice];
         match this.decoder.push(token) {
@@ -216,7 +216,7 @@ impl Answer {
                 if end.is_some() {
                     // One that has ended by itself meanwhile is nothing to the runner.
                     self.commands.send(Command::Stop { number: self.number, choice }).ok();
-                    self.end(choice);
+                    self.end(choice, Reason::Stop);
                 }
                 if !stopped.text.is_empty() || !reasoning.is_empty() || !scores.is_empty() || end.is_some() {
                     self.ready.push_back(Ok(Delta {
@@ -256,7 +256,7 @@ impl Answer {
                 return self.fail(ApiError::internal(message));
             }
         };
-        self.end(choice);
+        self.end(choice, reason);
         self.ready.push_back(Ok(Delta {
             choice,
             reasoning: split.reasoning,
@@ -266,8 +266,9 @@ impl Answer {
         }));
     }
 
-    fn end(&mut self, choice: usize) {
+    fn end(&mut self, choice: usize, reason: Reason) {
         self.choices[choice].ended = true;
+        self.story.ended(reason);
         self.open -= 1;
         if self.open == 0 {
             self.outcome = Outcome::Stop;
@@ -277,24 +278,7 @@ impl Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        let since = |then: Option<Instant>| then.map(|t| (t - self.arrived).as_millis() as u64);
-        tracing::info!(
-            parent: &self.span,
-            number = self.number,
-            prompt_tokens = self.usage.prompt,
-            cached_tokens = self.usage.cached,
-            completion_tokens = self.usage.completion,
-            choices = self.choices.len(),
-            queue_ms = since(self.started),
-            first_token_ms = since(self.first),
-            total_ms = self.arrived.elapsed().as_millis() as u64,
-            end = match self.outcome {
-                Outcome::Abort => "abandoned",
-                Outcome::Error => "error",
-                Outcome::Stop | Outcome::Length => "done",
-            },
-            "answer"
-        );
+        self.story.tell(self.number, self.usage, self.outcome);
     }
 }
 

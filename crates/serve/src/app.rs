@@ -1,29 +1,45 @@
 //! What all handlers share: the model once it is there, the way to the runner, and how much room there is.
 
+use crate::Config;
 use crate::answer::{Answer, Line};
 use crate::error::ApiError;
 use crate::generation::Generation;
-use crate::keys::Keys;
+use crate::guard::Visit;
+use crate::keys::{Accounts, Caller, Charge, Keys, Rules};
+use crate::listener::Patience;
 use crate::metrics::Metrics;
-use crate::model::Model;
+use crate::model::{Model, unix_seconds};
+use crate::pace::Pace;
 use crate::recovery::Lost;
 use crate::runner::{Command, Snapshot, most_updates};
+use crate::story::Story;
+use crate::tls::Certificate;
+use crate::trace::Tracer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zinc_text::TextStart;
 
 /// A server's state.
 pub(crate) struct App {
     keys: RwLock<Keys>,
+    /// Whoever has asked, and what they have used.
+    pub(crate) accounts: Accounts,
     /// The host it listens on, if none but this machine is to reach it.
     local: Option<String>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) certificate: Certificate,
     pub(crate) max_body: usize,
+    pub(crate) patience: Patience,
+    /// Does `/metrics` tell what each key has used?
+    pub(crate) key_metrics: bool,
     snapshot: Arc<Mutex<Snapshot>>,
     model: OnceLock<Arc<Model>>,
     commands: mpsc::Sender<Command>,
+    /// Where spans go, if they are wanted; set once the runtime is there.
+    pub(crate) tracer: OnceLock<Tracer>,
     /// One permit for each sequence that may run or wait.
     room: Arc<Semaphore>,
     most: usize,
@@ -32,25 +48,24 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        keys: Keys,
-        local: Option<String>,
-        max_body: usize,
-        most: usize,
-        commands: mpsc::Sender<Command>,
-        metrics: Arc<Metrics>,
-        snapshot: Arc<Mutex<Snapshot>>,
-    ) -> App {
+    /// `local`: the host it listens on, if none but this machine is to reach it.
+    pub(crate) fn new(config: &Config, local: Option<String>, shared: Shared, commands: mpsc::Sender<Command>) -> App {
         // tokio's own limit is beyond what memory could hold.
-        let most = most.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        let most = config.most_sequences.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         App {
-            keys: RwLock::new(keys),
+            keys: RwLock::new(config.keys.clone()),
+            accounts: Accounts::new(config.ledger.clone()),
             local,
-            metrics,
-            max_body,
-            snapshot,
+            metrics: shared.metrics,
+            pace: shared.pace,
+            certificate: Certificate::new(config.tls.clone()),
+            max_body: config.max_body,
+            patience: config.patience,
+            key_metrics: config.key_metrics,
+            snapshot: shared.snapshot,
             model: OnceLock::new(),
             commands,
+            tracer: OnceLock::new(),
             room: Arc::new(Semaphore::new(most)),
             most,
             next: AtomicU64::new(1),
@@ -63,10 +78,19 @@ impl App {
         self.model.set(Arc::new(model)).ok();
     }
 
-    /// Does this key open the server? `None`: no key came.
-    pub(crate) fn admits(&self, key: Option<&str>) -> bool {
+    /// Whose key this is; `None`: no key came.
+    pub(crate) fn caller(&self, key: Option<&str>) -> Result<Caller, ApiError> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.is_open() || key.is_some_and(|key| keys.admit(key))
+        if keys.is_open() {
+            return Ok(self.accounts.caller(None));
+        }
+        let none = "an API key is needed, in a header `Authorization: Bearer KEY`";
+        let key = key.ok_or_else(|| ApiError::unauthorized(none))?;
+        let rules = keys.find(key).ok_or_else(|| ApiError::unauthorized("the API key is wrong"))?;
+        match rules.expires {
+            Some(end) if unix_seconds() >= end => Err(ApiError::expired()),
+            _ => Ok(self.accounts.caller(Some(rules))),
+        }
     }
 
     /// The host that requests must name, besides this machine's usual names: nothing else protects the server.
@@ -141,15 +165,13 @@ impl App {
     /// Hands a request to the engine.
     pub(crate) fn generate(
         &self,
+        visit: &Visit,
         model: &Model,
         mut generation: Generation,
         start: TextStart,
     ) -> Result<Answer, ApiError> {
         let arrived = Instant::now();
-        if !self.keys.read().unwrap_or_else(PoisonError::into_inner).is_open() {
-            // Among strangers, one may step back, but not push in.
-            generation.share.priority = generation.share.priority.max(0);
-        }
+        generation.share = visit.caller.share(generation.share.priority);
         let mut updates = 0;
         for prompt in &generation.prompts {
             updates += most_updates(room_for(model, prompt.len(), generation.predict)?) * generation.n;
@@ -159,19 +181,58 @@ impl App {
             let message = format!("{choices} answers are asked for, but this server takes {} at most", self.most);
             return Err(ApiError::parameter("n", message));
         }
-        let Ok(room) = self.room.clone().try_acquire_many_owned(choices as u32) else {
-            self.metrics.shed.add(1);
-            return Err(ApiError::overloaded());
-        };
+        let room = self.enter(&visit.caller, choices)?;
+        let (ledger, reserved) = (self.accounts.ledger().cloned(), generation.tokens());
+        let charge = Charge::new(&visit.caller, ledger, visit.request.to_string(), choices as u64, reserved)
+            .map_err(|refusal| ApiError::refused(&refusal, &self.pace))?;
+        let charge = Arc::new(charge);
         let (sender, receiver) = tokio::sync::mpsc::channel(updates.clamp(1, Semaphore::MAX_PERMITS));
         let number = self.next_number();
-        let line = Line { number, updates: receiver, commands: self.commands.clone(), arrived, room };
+        let story = Story::new(visit, model, &generation, self.tracer.get().cloned());
+        let line =
+            Line { number, updates: receiver, commands: self.commands.clone(), room, charge: charge.clone(), story };
         let answer = Answer::new(model, &generation, start, line)?;
         let end_tokens = model.end_tokens.clone();
-        let command =
-            Command::Generate { number, generation: Box::new(generation), end_tokens, arrived, updates: sender };
+        let generation = Box::new(generation);
+        let command = Command::Generate { number, generation, end_tokens, arrived, charge, updates: sender };
         self.commands.send(command).map_err(|_| ApiError::unavailable("the engine has ended"))?;
         Ok(answer)
+    }
+
+    /// Room for so many sequences of a caller.
+    fn enter(&self, caller: &Caller, choices: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let shed = || {
+            self.metrics.shed.add(1);
+            // When a quarter of all that run and wait have ended, there is room for others too.
+            ApiError::overloaded(self.pace.wait(choices.max(self.most / 4)))
+        };
+        // The last quarter is for those who have less than their share.
+        let crowded = self.room.available_permits().saturating_sub(choices) * 4 < self.most;
+        if crowded && caller.account.sequences() as usize + choices > self.share(&caller.rules) {
+            return Err(shed());
+        }
+        self.room.clone().try_acquire_many_owned(choices as u32).map_err(|_| shed())
+    }
+
+    /// What these rules give of all room, if everyone who has a key wants some.
+    fn share(&self, rules: &Rules) -> usize {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let all = keys.weights().max(u64::from(rules.weight));
+        (self.most as u64 * u64::from(rules.weight)).div_ceil(all) as usize
+    }
+}
+
+/// What the server's parts tell each other.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) snapshot: Arc<Mutex<Snapshot>>,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Shared {
+        Shared { metrics: Arc::new(Metrics::new()), pace: Arc::new(Pace::new()), snapshot: Arc::default() }
     }
 }
 

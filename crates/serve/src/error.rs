@@ -4,6 +4,8 @@
 //! ApiError { status, kind, code, param, message } ─► {"error": {"message", "type", "param", "code"}} (+ Retry-After)
 //! ```
 
+use crate::keys::Refusal;
+use crate::pace::{Pace, whole_seconds};
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
@@ -57,6 +59,11 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(message) }
     }
 
+    /// 401: a key that has been right.
+    pub(crate) fn expired() -> ApiError {
+        ApiError { code: Some("expired_api_key"), ..ApiError::unauthorized("the API key has expired") }
+    }
+
     /// 401: no key, or a wrong one.
     pub(crate) fn unauthorized(message: &str) -> ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key"), message)
@@ -97,9 +104,44 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, Some("request_too_large"), message)
     }
 
-    /// 429: the queue is full.
-    pub(crate) fn overloaded() -> ApiError {
-        ApiError { code: Some("queue_full"), ..ApiError::busy("the server's queue is full; try again later") }
+    /// 429: the queue is full, for so many seconds most likely.
+    pub(crate) fn overloaded(seconds: u32) -> ApiError {
+        let error = ApiError::busy("the server's queue is full; try again later");
+        ApiError { code: Some("queue_full"), retry_after: Some(seconds), ..error }
+    }
+
+    /// 429: the key may not have more now. `pace`: how long until some of what it has ends.
+    pub(crate) fn refused(refusal: &Refusal, pace: &Pace) -> ApiError {
+        let limited = |kind, message: String, seconds| {
+            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, kind, Some("rate_limit_exceeded"), message);
+            ApiError { retry_after: Some(seconds), ..error }
+        };
+        match *refusal {
+            Refusal::Requests { limit, wait } => {
+                let message =
+                    format!("the key's limit of {limit} requests a minute is reached; try again in {wait:.1?}");
+                limited("requests", message, whole_seconds(wait))
+            }
+            Refusal::Tokens { limit, asked, wait } => {
+                let message = format!(
+                    "the key's limit of {limit} tokens a minute is reached: {asked} are asked for; try again in {wait:.1?}"
+                );
+                limited("tokens", message, whole_seconds(wait))
+            }
+            Refusal::Parallel { limit } => {
+                let message = format!("the key may have {limit} answers at the same time; wait for one to end");
+                limited("requests", message, pace.wait(1))
+            }
+            Refusal::Quota { period, limit, used, asked, wait } => {
+                let message = format!(
+                    "the key's quota of {limit} tokens in {period} is used up: {used} are used or reserved, and {asked} are \
+                     asked for"
+                );
+                const QUOTA: &str = "insufficient_quota";
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, QUOTA, Some(QUOTA), message);
+                ApiError { retry_after: wait.map(whole_seconds), ..error }
+            }
+        }
     }
 
     /// 429: something else must end first.

@@ -34,6 +34,12 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
+    /// Tokens that it is known to need: those of its prompts, and of its answers as many as are asked for.
+    pub(crate) fn tokens(&self) -> u64 {
+        let prompts: u64 = self.prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        prompts + self.choices() as u64 * u64::from(self.predict.unwrap_or(0))
+    }
+
     /// All answers.
     pub(crate) fn choices(&self) -> usize {
         self.prompts.len() * self.n

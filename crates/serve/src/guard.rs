@@ -6,10 +6,13 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::keys::Caller;
+use crate::trace::Parent;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use std::collections::hash_map::RandomState;
@@ -21,10 +24,35 @@ use tracing::Instrument;
 
 const REQUEST_ID: &str = "x-request-id";
 
+/// Whose request it is, and how it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Visit {
+    pub(crate) caller: Caller,
+    /// The request's name.
+    pub(crate) request: Arc<str>,
+    /// What is done, as traces call it.
+    pub(crate) operation: &'static str,
+    /// The span it belongs to.
+    pub(crate) parent: Option<Parent>,
+}
+
+impl<S: Sync> FromRequestParts<S> for Visit {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Visit, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(|| ApiError::internal("nobody was asked for a key here"))
+    }
+}
+
+/// The name of a request on its way to [`Visit`].
+#[derive(Clone)]
+struct Named(Arc<str>);
+
 /// Names the request, refuses pages of other sites, and writes a line about how it went.
-pub(crate) async fn accompany(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+pub(crate) async fn accompany(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let start = Instant::now();
-    let id = request_id(request.headers());
+    let id: Arc<str> = request_id(request.headers()).into();
+    request.extensions_mut().insert(Named(id.clone()));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("http", request_id = %id);
     let mut response = match admit_site(&app, request.headers()) {
@@ -84,13 +112,35 @@ fn same_site(headers: &HeaderMap) -> bool {
     host.is_some() && host == text(header::HOST)
 }
 
-/// Lets only those in who have a key, if there are keys.
-pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
-    let key = key(request.headers());
-    match key {
-        key if app.admits(key) => next.run(request).await,
-        Some(_) => ApiError::unauthorized("the API key is wrong").into_response(),
-        None => ApiError::unauthorized("an API key is needed, in a header `Authorization: Bearer KEY`").into_response(),
+/// Lets only those in who have a key, if there are keys, and no more often than it says.
+pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+    let caller = match app.caller(key(request.headers())) {
+        Ok(caller) => caller,
+        Err(error) => return error.into_response(),
+    };
+    // Whoever looks at the server does not use it.
+    let admitted = if request.method() == Method::GET { Ok(()) } else { caller.admit() };
+    let name = request.extensions().get().map_or_else(|| "".into(), |Named(id)| id.clone());
+    let (operation, parent) = (operation(request.uri().path()), Parent::read(request.headers()));
+    request.extensions_mut().insert(Visit { caller: caller.clone(), request: name, operation, parent });
+    let mut response = match admitted {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => ApiError::refused(&refusal, &app.pace).into_response(),
+    };
+    for (name, value) in caller.headers() {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+/// What a path is for, in the words of OpenTelemetry's conventions.
+fn operation(path: &str) -> &'static str {
+    match path.rsplit('/').next() {
+        Some("embeddings") => "embeddings",
+        Some("completions") if !path.ends_with("/chat/completions") => "text_completion",
+        _ => "chat",
     }
 }
 

@@ -21,7 +21,9 @@ mod listener;
 mod logging;
 mod metrics;
 mod model;
+mod pace;
 mod patient;
+mod places;
 mod pooling;
 mod reasoning;
 mod recovery;
@@ -29,31 +31,42 @@ mod runner;
 mod score;
 mod signals;
 mod sse;
+mod story;
+mod tls;
 mod tools;
+mod trace;
 mod ui;
 
-pub use keys::{KeyError, Keys, Reload};
+pub use keys::{Entry, KeyError, Keys, Ledger, LedgerError, Rules, spell_digest};
+pub use listener::Patience;
 pub use logging::{LogFormat, log_to_stderr};
 pub use model::{Loaded, Reasoning};
 pub use pooling::Pooling;
 pub use recovery::Revival;
+pub use runner::Power;
+pub use signals::Reload;
+pub use tls::{Tls, TlsError};
+pub use trace::{Collector, CollectorError};
 
-use crate::app::App;
+use crate::app::{App, Shared};
 use crate::error::ApiError;
 use crate::listener::Stage;
-use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::recovery::Recovery;
-use crate::runner::{Command, Runner, Snapshot};
+use crate::runner::{Command, Runner};
+use crate::trace::Tracer;
 use axum::Router;
 use axum::extract::Request;
 use axum::middleware;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// Time for the last spans to be sent.
+const LAST_SPANS: Duration = Duration::from_secs(3);
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -64,8 +77,16 @@ pub struct Config {
     pub port: u16,
     /// Who may ask.
     pub keys: Keys,
-    /// Reads the keys anew on SIGHUP, if signals are taken over; the old ones stay where that fails.
-    pub reload: Option<Reload>,
+    /// Speak TLS, with this certificate.
+    pub tls: Option<Tls>,
+    /// Read keys and certificate anew on SIGHUP, if signals are taken over; the old ones stay where that fails.
+    pub reload: Reload,
+    /// Enters what every request has used; quotas count from what it says.
+    pub ledger: Option<Arc<Ledger>>,
+    /// Where spans of requests are sent.
+    pub traces: Option<Collector>,
+    /// Does `/metrics` tell what each key has used? Whoever has a key can read that.
+    pub key_metrics: bool,
     /// Listen on an address that others can reach even though there are no keys, or be reached by any name on one that
     /// they cannot.
     pub allow_anyone: bool,
@@ -73,6 +94,8 @@ pub struct Config {
     pub most_sequences: usize,
     /// Largest body of a request, in bytes.
     pub max_body: usize,
+    /// What clients may take of time and connections.
+    pub patience: Patience,
     /// Time that requests have to end when the server is stopped.
     pub grace: Duration,
     /// Give browsers a page to chat in, at `/`.
@@ -80,6 +103,29 @@ pub struct Config {
     /// Take over Ctrl-C and SIGTERM: the first one lets requests end, the second one ends the process with code 130. And
     /// SIGHUP, which ends nothing.
     pub signals: bool,
+}
+
+impl Default for Config {
+    /// As `zinc serve` without flags, but that no signals are taken over: this machine only, no keys, no ledger.
+    fn default() -> Config {
+        Config {
+            host: "127.0.0.1".into(),
+            port: 8080,
+            keys: Keys::default(),
+            tls: None,
+            reload: Reload::default(),
+            ledger: None,
+            traces: None,
+            key_metrics: false,
+            allow_anyone: false,
+            most_sequences: 264,
+            max_body: 16 << 20,
+            patience: Patience::default(),
+            grace: Duration::from_secs(30),
+            page: true,
+            signals: false,
+        }
+    }
 }
 
 /// Why a server does not work.
@@ -201,18 +247,16 @@ impl Server {
         builder.worker_threads(2).max_blocking_threads(8).thread_name("zinc-http").enable_all();
         let runtime = builder.build().map_err(ServeError::Threads)?;
         let (commands, queue) = channel();
-        let (metrics, snapshot) = (Arc::new(Metrics::new()), Arc::new(Mutex::new(Snapshot::default())));
-        let (keys, most) = (config.keys.clone(), config.most_sequences);
+        let shared = Shared::new();
         let local = (address.ip().is_loopback() && !config.allow_anyone).then(|| config.host.clone());
-        let app = App::new(keys, local, config.max_body, most, commands, metrics.clone(), snapshot.clone());
-        let app = Arc::new(app);
+        let app = Arc::new(App::new(&config, local, shared.clone(), commands));
         let work = {
             let (app, stop) = (app.clone(), stop.clone());
             move || {
                 // However the thread ends, so does the server.
                 let _stop = StopAtEnd(stop);
                 let loaded = load().map_err(|error| ServeError::Load(error.into()))?;
-                work(loaded, &app, queue, metrics, snapshot);
+                work(loaded, &app, queue, shared);
                 Ok(())
             }
         };
@@ -226,19 +270,29 @@ impl Server {
                 tokio::spawn(signals::obey(stop));
                 tokio::spawn(signals::reload(config.reload.clone(), app.clone()));
             }
+            if let Some(collector) = config.traces.clone() {
+                app.tracer.set(Tracer::start(collector, app.metrics.clone())).ok();
+            }
             listener::listen(listener, routes(&app, config.page), &app, stages, config.grace).await;
+            if let Some(tracer) = app.tracer.get() {
+                tracer.flush(LAST_SPANS).await;
+            }
             Ok(())
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
-        served.and(finish(thread, &app))
+        let finished = finish(thread, &app);
+        if let Some(ledger) = app.accounts.ledger() {
+            ledger.close();
+        }
+        served.and(finished)
     }
 }
 
 /// Runs the engine until the server ends.
-fn work(loaded: Loaded, app: &App, queue: Receiver<Command>, metrics: Arc<Metrics>, snapshot: Arc<Mutex<Snapshot>>) {
-    let (model, engine, revival) = Model::new(loaded);
+fn work(loaded: Loaded, app: &App, queue: Receiver<Command>, shared: Shared) {
+    let (model, engine, revival, power) = Model::new(loaded);
     tracing::info!(model = model.name(), context = model.context, parallel = model.parallel, "ready");
-    let runner = Runner::new(engine, Recovery::new(revival), queue, metrics, snapshot);
+    let runner = Runner::new(engine, Recovery::new(revival), power, queue, shared);
     app.set_model(model);
     runner.run();
 }

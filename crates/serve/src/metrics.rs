@@ -4,7 +4,9 @@
 //! runner, handlers ─add, observe─► atomics ─render─► text
 //! ```
 
+use crate::keys::{Account, Meter};
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use zinc_engine::Load;
@@ -100,6 +102,11 @@ pub(crate) struct Metrics {
     finished: [Counter; OUTCOMES.len()],
     /// Requests that found the queue full.
     pub(crate) shed: Counter,
+    /// Connections from addresses that had as many as they may.
+    pub(crate) connections_refused: Counter,
+    /// Spans that the collector took, and those that were lost.
+    pub(crate) spans_sent: Counter,
+    pub(crate) spans_dropped: Counter,
     pub(crate) steps: Counter,
     pub(crate) step_errors: Counter,
     /// Times that the device was lost.
@@ -108,6 +115,8 @@ pub(crate) struct Metrics {
     pub(crate) between_tokens: Histogram,
     pub(crate) whole: Histogram,
     pub(crate) queue: Histogram,
+    /// Steps of the engine from a request's arrival to its first one.
+    pub(crate) queue_steps: Histogram,
     pub(crate) prefill: Histogram,
     pub(crate) decode: Histogram,
     pub(crate) prompt_length: Histogram,
@@ -124,6 +133,9 @@ impl Metrics {
             prefix_hits: Counter::default(),
             finished: Default::default(),
             shed: Counter::default(),
+            connections_refused: Counter::default(),
+            spans_sent: Counter::default(),
+            spans_dropped: Counter::default(),
             steps: Counter::default(),
             step_errors: Counter::default(),
             device_losses: Counter::default(),
@@ -131,6 +143,7 @@ impl Metrics {
             between_tokens: Histogram::new(GAPS),
             whole: seconds(),
             queue: seconds(),
+            queue_steps: Histogram::new(TOKENS),
             prefill: seconds(),
             decode: seconds(),
             prompt_length: Histogram::new(TOKENS),
@@ -175,6 +188,13 @@ impl Metrics {
             ("vllm:generation_tokens_total", "Generated tokens.", self.generation_tokens.get()),
             ("vllm:num_preemptions_total", "Sequences run again because KV pages ran out.", preemptions),
             ("zinc_requests_shed_total", "Requests that found the queue full.", self.shed.get()),
+            (
+                "zinc_connections_refused_total",
+                "Connections from addresses that had as many as they may.",
+                self.connections_refused.get(),
+            ),
+            ("zinc_spans_sent_total", "Spans that the collector of traces took.", self.spans_sent.get()),
+            ("zinc_spans_dropped_total", "Spans that could not be sent.", self.spans_dropped.get()),
             ("zinc_steps_total", "Steps of the engine.", self.steps.get()),
             ("zinc_step_errors_total", "Steps that failed.", self.step_errors.get()),
             ("zinc_device_losses_total", "Times that the device was lost.", self.device_losses.get()),
@@ -200,6 +220,7 @@ impl Metrics {
             ("vllm:inter_token_latency_seconds", "From one token to the next.", &self.between_tokens),
             ("vllm:e2e_request_latency_seconds", "From arrival to the last token.", &self.whole),
             ("vllm:request_queue_time_seconds", "From arrival to the first step.", &self.queue),
+            ("zinc_request_queue_steps", "Steps of the engine from arrival to the first step.", &self.queue_steps),
             ("vllm:request_prefill_time_seconds", "From the first step to the first token.", &self.prefill),
             ("vllm:request_decode_time_seconds", "From the first token to the last.", &self.decode),
             ("vllm:request_prompt_tokens", "Tokens of prompts.", &self.prompt_length),
@@ -207,6 +228,25 @@ impl Metrics {
         ] {
             writeln!(out, "# HELP {name} {about}\n# TYPE {name} histogram").ok();
             histogram.render(out, name, label);
+        }
+    }
+}
+
+/// What each key has used, for `/metrics`.
+pub(crate) fn render_keys(accounts: &[Arc<Account>], out: &mut String) {
+    type Read = fn(&Meter) -> f64;
+    const ROWS: [(&str, &str, Read); 6] = [
+        ("zinc_key_requests_total", "Requests by key.", |m| m.requests.load(Relaxed) as f64),
+        ("zinc_key_prompt_tokens_total", "Prompt tokens by key.", |m| m.prompt.load(Relaxed) as f64),
+        ("zinc_key_cached_tokens_total", "Prompt tokens that were kept, by key.", |m| m.cached.load(Relaxed) as f64),
+        ("zinc_key_generation_tokens_total", "Generated tokens by key.", |m| m.completion.load(Relaxed) as f64),
+        ("zinc_key_device_seconds_total", "Time of the device by key.", |m| m.time.load(Relaxed) as f64 / 1e9),
+        ("zinc_key_device_joules_total", "Energy of the device by key.", |m| m.energy.load(Relaxed) as f64 / 1e6),
+    ];
+    for (name, about, read) in ROWS {
+        writeln!(out, "# HELP {name} {about}\n# TYPE {name} counter").ok();
+        for account in accounts {
+            writeln!(out, "{name}{{key=\"{}\"}} {}", escape(&account.name), read(&account.meter)).ok();
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::grammar::Grammars;
 use crate::pooling::Pooling;
 use crate::reasoning::Tags;
 use crate::recovery::Revival;
+use crate::runner::Power;
 use crate::tools::Family;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct Loaded {
     pub parallel: u32,
     /// What brings the device back when it is lost; without it, the server's answers end then.
     pub revival: Option<Revival>,
+    /// Tells the device's power, if it is known.
+    pub power: Option<Power>,
     /// How embeddings are made; `None`: there are none.
     pub pooling: Option<Pooling>,
     /// Reasoning of models that write it.
@@ -143,9 +146,10 @@ fn each_text(value: &mut Value, change: &mut impl FnMut(&str) -> Option<String>)
 }
 
 impl Model {
-    /// Takes what handlers need; gives the engine back, and what revives its device.
-    pub(crate) fn new(loaded: Loaded) -> (Model, Engine, Option<Revival>) {
-        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel, revival, .. } = loaded;
+    /// Takes what handlers need; gives the engine back, what revives its device, and what tells its power.
+    pub(crate) fn new(loaded: Loaded) -> (Model, Engine, Option<Revival>, Option<Power>) {
+        let Loaded { engine, tokenizer, template, names, trained_context, sampling, parallel, revival, power, .. } =
+            loaded;
         let spell = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned();
         let (bos, eos) = (spell(tokenizer.bos()), spell(tokenizer.eos()));
         let end_tokens: Arc<[u32]> = tokenizer.end_of_generation_ids().collect();
@@ -170,7 +174,7 @@ impl Model {
             vocabulary: engine.vocabulary(),
             created: unix_seconds(),
         };
-        (model, engine, revival)
+        (model, engine, revival, power)
     }
 
     /// The name that is shown.

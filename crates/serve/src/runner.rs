@@ -8,8 +8,11 @@
 //! that a request can ever produce: sending never waits. A request whose receiver is gone is cancelled before the next
 //! step.
 
+use crate::app::Shared;
 use crate::generation::Generation;
+use crate::keys::Charge;
 use crate::metrics::{Metrics, Outcome};
+use crate::pace::Pace;
 use crate::pooling::Pooled;
 use crate::reasoning::Guide;
 use crate::recovery::{Lost, Recovery};
@@ -24,6 +27,26 @@ use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, S
 /// Least time between two looks at how busy the engine is.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Tells the device's power.
+pub struct Power(Box<dyn Fn() -> Option<f32> + Send>);
+
+impl Power {
+    /// Takes what gives the power now, in watts, without waiting for anything; `None` while it is not known.
+    pub fn new(watts: impl Fn() -> Option<f32> + Send + 'static) -> Power {
+        Power(Box::new(watts))
+    }
+
+    fn watts(&self) -> Option<f32> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for Power {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Power")
+    }
+}
+
 /// Names a request for the runner.
 pub(crate) type RequestNumber = u64;
 
@@ -36,6 +59,7 @@ pub(crate) enum Command {
         /// Tokens that end generation.
         end_tokens: Arc<[u32]>,
         arrived: Instant,
+        charge: Arc<Charge>,
         updates: Sender<Update>,
     },
     /// This choice has had its stop string.
@@ -108,6 +132,11 @@ pub(crate) struct Slot {
 struct Live {
     number: RequestNumber,
     choice: usize,
+    /// The first answer to its prompt: what the prompt costs is on its bill.
+    first_of_prompt: bool,
+    charge: Arc<Charge>,
+    /// Steps of the engine when it came.
+    steps: u64,
     prompt: Arc<[u32]>,
     logprobs: Option<usize>,
     arrived: Instant,
@@ -129,7 +158,11 @@ pub(crate) struct Runner {
     engine: Engine,
     commands: Receiver<Command>,
     metrics: Arc<Metrics>,
+    pace: Arc<Pace>,
     snapshot: Arc<Mutex<Snapshot>>,
+    power: Option<Power>,
+    /// Since when the device's time is nobody's yet.
+    unbilled: Instant,
     live: HashMap<SequenceId, Live>,
     looked: Instant,
     recovery: Recovery,
@@ -140,12 +173,14 @@ impl Runner {
     pub(crate) fn new(
         engine: Engine,
         recovery: Recovery,
+        power: Option<Power>,
         commands: Receiver<Command>,
-        metrics: Arc<Metrics>,
-        snapshot: Arc<Mutex<Snapshot>>,
+        shared: Shared,
     ) -> Runner {
-        let (live, looked, lost) = (HashMap::new(), Instant::now(), None);
-        let mut runner = Runner { engine, commands, metrics, snapshot, live, looked, recovery, lost };
+        let Shared { metrics, pace, snapshot } = shared;
+        let (live, looked, unbilled, lost) = (HashMap::new(), Instant::now(), Instant::now(), None);
+        let mut runner =
+            Runner { engine, commands, metrics, pace, snapshot, power, unbilled, live, looked, recovery, lost };
         runner.look();
         runner
     }
@@ -171,7 +206,10 @@ impl Runner {
         loop {
             let command = match self.live.is_empty() {
                 true => match self.commands.recv() {
-                    Ok(command) => command,
+                    Ok(command) => {
+                        self.unbilled = Instant::now();
+                        command
+                    }
                     Err(RecvError) => return false,
                 },
                 false => match self.commands.try_recv() {
@@ -181,8 +219,8 @@ impl Runner {
                 },
             };
             match command {
-                Command::Generate { number, generation, end_tokens, arrived, updates } => {
-                    self.generate(number, *generation, end_tokens, arrived, updates);
+                Command::Generate { number, generation, end_tokens, arrived, charge, updates } => {
+                    self.generate(number, *generation, end_tokens, arrived, (charge, updates));
                 }
                 Command::Stop { number, choice } => self.stop(number, choice),
                 Command::End => return false,
@@ -197,7 +235,7 @@ impl Runner {
         generation: Generation,
         end_tokens: Arc<[u32]>,
         arrived: Instant,
-        updates: Sender<Update>,
+        (charge, updates): (Arc<Charge>, Sender<Update>),
     ) {
         if let Some(Lost::ForGood(why)) = &self.lost {
             send(&updates, 0, What::Failed(Failure::Lost(why.clone())));
@@ -225,6 +263,9 @@ impl Runner {
                     let live = Live {
                         number,
                         choice,
+                        first_of_prompt: choice.is_multiple_of(generation.n),
+                        charge: charge.clone(),
+                        steps: self.metrics.steps.get(),
                         prompt,
                         logprobs: generation.logprobs,
                         arrived,
@@ -273,6 +314,9 @@ impl Runner {
         let began = Instant::now();
         let stepped = self.engine.step_into(events, &mut |_| ());
         let now = Instant::now();
+        if stepped.is_ok() {
+            self.bill(now);
+        }
         for event in events.drain(..) {
             self.take_event(event, began, now);
         }
@@ -314,7 +358,22 @@ impl Runner {
                 Some(Lost::ForGood(why))
             }
         };
+        // Nobody pays for that.
+        self.unbilled = Instant::now();
         self.look();
+    }
+
+    /// Puts the time since the last step on the bills of those who had rows in this one.
+    fn bill(&mut self, now: Instant) {
+        let time = now - std::mem::replace(&mut self.unbilled, now);
+        let watts = self.power.as_ref().and_then(Power::watts);
+        let Some(ran) = self.engine.ran() else { return };
+        let rows: u32 = ran.parts.iter().map(|(_, rows)| rows).sum();
+        for (id, (_, mine)) in ran.sequences.iter().zip(&ran.parts) {
+            if let Some(live) = self.live.get(id) {
+                live.charge.worked(time.mul_f64(f64::from(*mine) / f64::from(rows.max(1))), watts);
+            }
+        }
     }
 
     /// Takes what a step that took from `began` to `now` did.
@@ -329,6 +388,10 @@ impl Runner {
         match event {
             Event::Started { cached, .. } => {
                 live.started = Some(began);
+                self.metrics.queue_steps.observe((self.metrics.steps.get() - live.steps) as f64);
+                if live.first_of_prompt {
+                    live.charge.started(live.prompt.len() as u64, cached.into());
+                }
                 self.metrics.queue.time(began.saturating_duration_since(live.arrived));
                 self.metrics.prompt_tokens.add(live.prompt.len() as u64);
                 self.metrics.prefix_queries.add(live.prompt.len() as u64);
@@ -339,6 +402,7 @@ impl Runner {
             Event::Hidden { state, .. } => live.pooled.iter_mut().for_each(|pooled| pooled.add(&state)),
             Event::Token { token, .. } => {
                 self.metrics.generation_tokens.add(1);
+                live.charge.token();
                 match live.first {
                     None => {
                         self.metrics.first_token.time(now - live.arrived);
@@ -368,6 +432,7 @@ impl Runner {
     /// Counts an answer that has ended.
     fn count(&self, live: &Live, outcome: Outcome) {
         self.metrics.finished(outcome);
+        self.pace.ended();
         if outcome == Outcome::Abort {
             return;
         }

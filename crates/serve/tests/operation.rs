@@ -161,7 +161,7 @@ fn too_many_are_sent_away_and_told_when_to_come_back() {
     let server = serve(Setup { queue: 2, parallel: 1, ..LONG });
     let held: Vec<Response> = (0..3).map(|_| server.open("/v1/completions", &endless(json!({})))).collect();
     let reply = server.post("/v1/completions", &endless(json!({})));
-    assert_eq!((reply.status, reply.header("retry-after")), (429, Some("2")));
+    assert_eq!((reply.status, reply.header("retry-after")), (429, Some("5")));
     assert_eq!(reply.json()["error"]["code"], "queue_full");
     assert_eq!(server.get("/health").status, 503);
     assert_eq!(server.get("/live").status, 200);

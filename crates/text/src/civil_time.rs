@@ -48,8 +48,28 @@ impl CivilTime {
         CivilTime { days: seconds.div_euclid(SECONDS_OF_DAY), second_of_day: seconds.rem_euclid(SECONDS_OF_DAY) as u32 }
     }
 
+    /// Midnight at the beginning of a day; `None` if there is no such day, or it is not within ten thousand years.
+    pub fn from_date(year: i64, month: i64, day: i64) -> Option<Self> {
+        let (month, day) = (u32::try_from(month).ok()?, u32::try_from(day).ok()?);
+        if !(-10_000..=10_000).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+            return None;
+        }
+        let (march, years) = if month > 2 { (month - 3, year) } else { (month + 9, year - 1) };
+        let (era, year_of_era) = (years.div_euclid(400), years.rem_euclid(400));
+        let day_of_year = i64::from((153 * march + 2) / 5 + day - 1);
+        let days = era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468;
+        let time = CivilTime { days, second_of_day: 0 };
+        // The 31st of a shorter month is another day.
+        (time.date() == (year, month, day)).then_some(time)
+    }
+
+    /// Seconds after the start of 1970.
+    pub fn unix_seconds(self) -> i64 {
+        self.days * SECONDS_OF_DAY + i64::from(self.second_of_day)
+    }
+
     /// Year, month and day, the latter two counted from 1.
-    fn date(self) -> (i64, u32, u32) {
+    pub fn date(self) -> (i64, u32, u32) {
         // Years that begin in March put the leap day at the end; 400 of them have 146097 days.
         let days = self.days + 719_468;
         let era = days.div_euclid(146_097);
@@ -154,6 +174,21 @@ mod tests {
         assert_eq!(time.strftime("%-m/%-d %I %p %j %y %a"), "7/26 12 PM 207 25 Sat");
         assert_eq!(time.strftime("100%% %Q %"), "100% %Q %");
         assert_eq!(time.strftime("%c|%Z"), "Sat Jul 26 12:34:56 2025|");
+    }
+
+    #[test]
+    fn days_are_found_and_lost_days_are_not() {
+        for days in (-800_000..800_000).step_by(13) {
+            let time = CivilTime { days, second_of_day: 0 };
+            let (year, month, day) = time.date();
+            assert_eq!(CivilTime::from_date(year, month.into(), day.into()), Some(time));
+        }
+        assert_eq!(CivilTime::from_date(2026, 12, 1).map(CivilTime::unix_seconds), Some(1_796_083_200));
+        for (year, month, day) in
+            [(2027, 2, 29), (2027, 4, 31), (2027, 0, 1), (2027, 13, 1), (2027, 1, 0), (1 << 40, 1, 1)]
+        {
+            assert_eq!(CivilTime::from_date(year, month, day), None);
+        }
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub struct DeviceReport {
     pub device_uuid: [u8; 16],
     /// Identity of the driver build.
     pub driver_uuid: [u8; 16],
+    /// Where it sits, in Linux's spelling (`0000:03:00.0`), where the driver tells.
+    pub bus_address: Option<String>,
     /// Memory.
     pub heaps: Vec<Heap>,
     /// The driver has no hardware behind it: pipelines compile, nothing can run.
@@ -105,12 +107,13 @@ pub struct DeviceReport {
 }
 
 /// Extensions that are used where they exist.
-const OPTIONAL: [&CStr; 5] = [
+const OPTIONAL: [&CStr; 6] = [
     ash::ext::memory_budget::NAME,
     ash::khr::cooperative_matrix::NAME,
     ash::khr::pipeline_executable_properties::NAME,
     ash::amd::shader_core_properties::NAME,
     ash::nv::shader_sm_builtins::NAME,
+    ash::ext::pci_bus_info::NAME,
 ];
 
 /// Every physical device on this machine. An error says that there is no Vulkan at all, and why.
@@ -187,18 +190,23 @@ struct Properties {
     v13: vk::PhysicalDeviceVulkan13Properties<'static>,
     amd: vk::PhysicalDeviceShaderCorePropertiesAMD<'static>,
     nv: vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV<'static>,
+    pci: Option<vk::PhysicalDevicePCIBusInfoPropertiesEXT<'static>>,
 }
 
 fn properties(instance: &Instance, device: vk::PhysicalDevice, has: &dyn Fn(&CStr) -> bool) -> Properties {
     let mut p = Properties::default();
     let (mut v11, mut v12, mut v13) = (p.v11, p.v12, p.v13);
-    let (mut amd, mut nv) = (p.amd, p.nv);
+    let (mut amd, mut nv, mut pci) = (p.amd, p.nv, vk::PhysicalDevicePCIBusInfoPropertiesEXT::default());
+    let on_bus = has(ash::ext::pci_bus_info::NAME);
     let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
     if has(ash::amd::shader_core_properties::NAME) {
         all = all.push_next(&mut amd);
     }
     if has(ash::nv::shader_sm_builtins::NAME) {
         all = all.push_next(&mut nv);
+    }
+    if on_bus {
+        all = all.push_next(&mut pci);
     }
     // SAFETY: the chain holds only structures of Vulkan 1.3 and of extensions the device has.
     unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
@@ -210,6 +218,8 @@ fn properties(instance: &Instance, device: vk::PhysicalDevice, has: &dyn Fn(&CSt
     p.v13.p_next = std::ptr::null_mut();
     p.amd.p_next = std::ptr::null_mut();
     p.nv.p_next = std::ptr::null_mut();
+    pci.p_next = std::ptr::null_mut();
+    p.pci = on_bus.then_some(pci);
     p
 }
 
@@ -239,6 +249,9 @@ pub(crate) fn report(instance: &Instance, device: vk::PhysicalDevice, index: usi
         pipeline_cache_uuid: p.v10.pipeline_cache_uuid,
         device_uuid: p.v11.device_uuid,
         driver_uuid: p.v11.driver_uuid,
+        bus_address: p.pci.map(|pci| {
+            format!("{:04x}:{:02x}:{:02x}.{:x}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function)
+        }),
         heaps,
         no_hardware,
         subgroup_size: p.v11.subgroup_size,

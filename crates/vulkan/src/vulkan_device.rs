@@ -247,6 +247,10 @@ impl Device for VulkanDevice {
         format!("{} ({kind}, {} {}, subgroups of {})", r.name, r.driver, r.driver_info, self.caps.subgroup_size)
     }
 
+    fn bus_address(&self) -> Option<String> {
+        self.report().bus_address.clone()
+    }
+
     fn memory(&self) -> MemoryInfo {
         let (available, total) = self.gpu.device_memory();
         MemoryInfo { total, available, used: self.gpu.used.load(std::sync::atomic::Ordering::Relaxed) }

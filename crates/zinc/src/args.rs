@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Tune(commands::tune::Arguments),
     /// Measure speed
     Bench(Box<commands::bench::Arguments>),
+    /// Make API keys for `serve`, list what they may, sum up what they have used
+    Keys(commands::keys::Arguments),
     /// Obtain the default model
     Pull(commands::pull::Arguments),
 }

@@ -18,6 +18,7 @@ mod kept;
 mod load;
 mod measured;
 mod output;
+mod power;
 mod profiles;
 mod progress;
 mod prompt;

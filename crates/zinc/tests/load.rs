@@ -46,8 +46,14 @@ fn body(kind: usize) -> Value {
 
 /// What came of a request of a kind: its text and how it ended.
 fn ask(address: SocketAddr, kind: usize) -> (String, String) {
+    ask_with("", address, kind)
+}
+
+/// The same with a key.
+fn ask_with(key: &str, address: SocketAddr, kind: usize) -> (String, String) {
     let body = body(kind);
-    let response = Request::new("POST", "/v1/completions").body(body.to_string()).send(address);
+    let request = Request::new("POST", "/v1/completions").header("x-api-key", key);
+    let response = request.body(body.to_string()).send(address);
     assert_eq!(response.status, 200, "request {kind}");
     let word = |choice: &Value| choice["finish_reason"].as_str().unwrap_or_default().to_owned();
     if body["stream"] == false {
@@ -128,6 +134,49 @@ fn many_clients_for_long_are_served_right_in_memory_that_does_not_grow() {
 fn request(body: &Value) -> String {
     let body = body.to_string();
     format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+#[test]
+fn keys_get_their_shares_however_many_clients_they_have() {
+    let _turn = MACHINE.lock();
+    let file = program::scratch("shares").join("keys");
+    for (weight, expected) in [(1, 1.0), (3, 3.0)] {
+        std::fs::write(&file, format!("sk-few name=few weight={weight}\nsk-many name=many\n")).expect("written");
+        let file = file.display().to_string();
+        let arguments = ["-np", "8", "-c", "1024", "--queue", "2000", "--metrics-per-key", "--api-key-file", &file];
+        let mut server = Served::start(&[&[&*model("llama")], &arguments[..]].concat());
+        server.key = "sk-few".into();
+        // What is computed counts: what the prefix cache has costs nobody anything.
+        let used = |name: &str| {
+            let counter = |kind: &str| server.metric(&format!("zinc_key_{kind}_tokens_total"), &format!("\"{name}\""));
+            counter("prompt") - counter("cached") + counter("generation")
+        };
+        let stop = AtomicBool::new(false);
+        let (few, many) = std::thread::scope(|scope| {
+            for client in 0..64 {
+                let key = if client % 4 == 0 { "sk-few" } else { "sk-many" };
+                let (stop, address) = (&stop, server.address());
+                scope.spawn(move || {
+                    let mut kind = client / 4 * 7;
+                    while !stop.load(Relaxed) {
+                        kind = (kind + 5) % KINDS;
+                        assert_eq!(ask_with(key, address, kind).1, "length");
+                    }
+                });
+            }
+            server.wait_until("both are at it", |s| {
+                ["few", "many"].iter().all(|k| s.metric("zinc_key_requests_total", k) > 30.0)
+            });
+            let before = (used("few"), used("many"));
+            server.wait_until("both have had much", |_| used("few") + used("many") > before.0 + before.1 + 100_000.0);
+            let after = (used("few"), used("many"));
+            stop.store(true, Relaxed);
+            (after.0 - before.0, after.1 - before.1)
+        });
+        let ratio = few / many / expected;
+        println!("weights {weight} to 1: {few} and {many} tokens");
+        assert!((0.9..1.1).contains(&ratio), "weights {weight} to 1: {few} and {many} tokens");
+    }
 }
 
 /// A process that sends a request and reads what comes until it is killed.

@@ -7,6 +7,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
 use crate::grammar::{Grammar, Rule};
+use crate::guard::Visit;
 use crate::model::{Model, Reasoning, TemplateOptions, unix_seconds};
 use crate::reasoning::{Begun, Guide, Reader, Tags, Thinking};
 use crate::score::Scored;
@@ -39,7 +40,7 @@ struct Head {
     name: String,
 }
 
-pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
+pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
     let model = app.model()?;
     let body = super::body(&app, request).await?;
     let worker = model.clone();
@@ -60,7 +61,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     generation.guide = guide(&model, rule, begun, reasoning.budget)?;
     let scored = generation.logprobs.is_some();
     let choices = vec![Reading::new(tools.as_ref()); generation.n];
-    let answer = app.generate(&model, generation, TextStart::Beginning)?;
+    let answer = app.generate(&visit, &model, generation, TextStart::Beginning)?;
     let head = Head { id: format!("chatcmpl-{:016x}", parameters::fresh()), created: unix_seconds(), name };
     if streaming.on {
         let writer = ChunkWriter::new(&head.json("chat.completion.chunk", json!([])), streaming.usage);

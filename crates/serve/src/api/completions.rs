@@ -9,6 +9,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
 use crate::grammar::Grammar;
+use crate::guard::Visit;
 use crate::model::{Model, unix_seconds};
 use crate::reasoning::Guide;
 use crate::sse::{self, ChunkWriter, Wire, event};
@@ -53,7 +54,7 @@ struct Head {
     offsets: Vec<usize>,
 }
 
-pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
+pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
     let model = app.model()?;
     let body = super::body(&app, request).await?;
     let worker = model.clone();
@@ -71,7 +72,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     generation.prompts = ids;
     generation.echo = echo.then_some(texts);
     let (choices, n, scored) = (generation.choices(), generation.n, generation.logprobs.is_some());
-    let answer = app.generate(&model, generation, TextStart::Continuation)?;
+    let answer = app.generate(&visit, &model, generation, TextStart::Continuation)?;
     let id = format!("cmpl-{:016x}", parameters::fresh());
     let head = Head { model, id, created: unix_seconds(), name, first, n, scored, offsets: vec![0; choices] };
     match streaming.on {

@@ -6,6 +6,7 @@ use crate::app::App;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::Generation;
+use crate::guard::Visit;
 use crate::model::Model;
 use crate::pooling::{Pooling, unit};
 use axum::body::Body;
@@ -72,7 +73,7 @@ struct List {
     usage: Tokens,
 }
 
-pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Reply {
+pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
     let model = app.model()?;
     let body = super::body(&app, request).await?;
     let worker = model.clone();
@@ -88,7 +89,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, request: Request) -> Rep
     let mut vectors = vec![];
     let mut tokens = 0;
     for group in inputs.chunks(GROUP.min(app.most())) {
-        let mut answer = app.generate(&model, generation(group, pooling, share), TextStart::Beginning)?;
+        let mut answer = app.generate(&visit, &model, generation(group, pooling, share), TextStart::Beginning)?;
         let mut found = vec![None; group.len()];
         while let Some(delta) = answer.next().await {
             let delta = delta?;

@@ -28,9 +28,6 @@ use axum::routing::{get, post};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that a request's body may take to come.
-const BODY_TIME: Duration = Duration::from_secs(60);
-
 /// Time that a grammar may wait for others to be compiled.
 const GRAMMAR_TIME: Duration = Duration::from_secs(3);
 
@@ -71,7 +68,7 @@ async fn body(app: &App, request: Request) -> Result<Bytes, ApiError> {
         return Err(ApiError::too_large(app.max_body));
     }
     let read = axum::body::to_bytes(request.into_body(), app.max_body);
-    match tokio::time::timeout(BODY_TIME, read).await {
+    match tokio::time::timeout(app.patience.body, read).await {
         Ok(Ok(bytes)) => Ok(bytes),
         // Either there was more than it may be, or the connection broke and nobody reads this.
         Ok(Err(_)) => Err(ApiError::too_large(app.max_body)),

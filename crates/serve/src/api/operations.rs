@@ -3,6 +3,7 @@
 use super::Reply;
 use crate::app::App;
 use crate::error::{ApiError, json_response};
+use crate::metrics::render_keys;
 use crate::recovery::Lost;
 use axum::body::Body;
 use axum::extract::State;
@@ -37,7 +38,10 @@ pub(super) async fn version() -> Response<Body> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     let snapshot = app.snapshot();
     let model = app.loaded().ok_or_else(|| ApiError::unavailable("the model is being loaded"))?;
-    let page = app.metrics.render(model.name(), &snapshot.load, snapshot.preemptions, PAGE_TOKENS);
+    let mut page = app.metrics.render(model.name(), &snapshot.load, snapshot.preemptions, PAGE_TOKENS);
+    if app.key_metrics {
+        render_keys(&app.accounts.all(), &mut page);
+    }
     let mut response = Response::new(Body::from(page));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

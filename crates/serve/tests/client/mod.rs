@@ -15,7 +15,7 @@ use zinc_engine::{Engine, OpenError, Options, Sampling};
 use zinc_gguf::Gguf;
 use zinc_ir::device::Device;
 use zinc_models::GgufWeights;
-use zinc_serve::{Config, Keys, Loaded, Pooling, Reasoning, Revival, ServeError, Server, Stop};
+use zinc_serve::{Config, Loaded, Pooling, Reasoning, Revival, ServeError, Server, Stop};
 use zinc_text::{ChatTemplate, Tokenizer};
 
 /// How the model under test is set up.
@@ -85,6 +85,7 @@ pub(crate) fn load_on(name: &str, setup: Setup, mut open: Open) -> Result<Loaded
         pooling: Some(setup.pooling),
         special_in_content: setup.special,
         reasoning: Reasoning::default(),
+        power: None,
     })
 }
 
@@ -97,16 +98,11 @@ pub(crate) struct Running {
 
 pub(crate) fn config(setup: Setup) -> Config {
     Config {
-        host: "127.0.0.1".into(),
         port: 0,
-        keys: Keys::default(),
-        reload: None,
-        allow_anyone: false,
-        page: true,
         most_sequences: setup.parallel as usize + setup.queue,
         max_body: 1 << 20,
         grace: setup.grace,
-        signals: false,
+        ..Config::default()
     }
 }
 

@@ -128,6 +128,7 @@ fn as_json(d: &DeviceReport) -> Value {
         "unusable_because": d.usable.as_ref().err().cloned().or(d.no_hardware.then(|| "no hardware".to_owned())),
         "driver": d.driver,
         "driver_info": d.driver_info,
+        "bus_address": d.bus_address,
         "vulkan": d.api_version,
         "heaps": d.heaps.iter().map(|h| json!({
             "bytes": h.bytes, "device_local": h.device_local, "host_visible": h.host_visible,

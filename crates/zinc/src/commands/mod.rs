@@ -6,6 +6,7 @@ pub(crate) mod detokenize;
 pub(crate) mod devices;
 pub(crate) mod explain;
 pub(crate) mod inspect;
+pub(crate) mod keys;
 mod limits;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         Command::Predict(arguments) => predict::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
         Command::Bench(arguments) => bench::run(*arguments),
+        Command::Keys(arguments) => keys::run(&arguments),
         Command::Pull(arguments) => pull::run(&arguments),
     }
 }

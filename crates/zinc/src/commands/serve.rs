@@ -4,19 +4,23 @@
 //! arguments ─► Server (its address is taken at once) ─ thread: Session ─► Loaded ─► requests
 //! ```
 
+use super::keys;
 use crate::args::{ComputeArgs, ModelArgs, TemplateArgs};
 use crate::failure::{usage, words};
 use crate::interrupt::Interrupt;
 use crate::output::say;
-use crate::prompt::{self, read_file};
+use crate::power;
+use crate::prompt;
 use crate::session::{Begun, Needs};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use zinc_engine::Sampling;
 use zinc_serve::{
-    Config, Keys, Loaded, LogFormat, Pooling, Reasoning, Reload, Revival, ServeError, Server, log_to_stderr,
+    Collector, Config, Keys, Ledger, Loaded, LogFormat, Patience, Pooling, Reasoning, Reload, Revival, ServeError,
+    Server, Tls, log_to_stderr,
 };
 use zinc_text::ChatTemplate;
 
@@ -54,9 +58,21 @@ struct ServerArgs {
     /// see it in the list of processes: better a file
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// Read keys from a file, one a line; lines that begin with # do not count. SIGHUP has it read again
+    /// Read keys from a file, one a line, with names and limits behind them: `zinc keys --help`. SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Enter what every request has used into a file, one JSON object a line. Quotas count from it, also after a restart
+    #[arg(long, value_name = "FILE")]
+    ledger: Option<PathBuf>,
+    /// Have /metrics tell what each key has used. Anyone with a key can read it
+    #[arg(long)]
+    metrics_per_key: bool,
+    /// Speak HTTPS: file with the server's certificate and those that vouch for it, in PEM form. SIGHUP has it read again
+    #[arg(long, visible_alias = "ssl-cert-file", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// File with the certificate's private key, in PEM form
+    #[arg(long, visible_alias = "ssl-key-file", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Let anyone who can reach the address, by whatever name, use the server without a key
     #[arg(long)]
     allow_anyone: bool,
@@ -73,6 +89,21 @@ struct ServerArgs {
     /// Largest request, in MiB
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_request: u32,
+    /// Seconds for the head of a request, or for a kept connection to send another
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    header_timeout: u32,
+    /// Seconds for the body of a request
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    body_timeout: u32,
+    /// Seconds that a client may read nothing of what it is sent
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    write_timeout: u32,
+    /// Most connections; more wait
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_connections: u32,
+    /// Most connections from one address; more are refused with status 429
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_connections_per_address: u32,
     /// Seconds that requests have to end when the server is stopped
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     grace: u32,
@@ -82,6 +113,10 @@ struct ServerArgs {
     /// No page to chat in at /
     #[arg(long)]
     no_webui: bool,
+    /// Send a span for each request to an OpenTelemetry collector (OTLP over HTTP), as in http://127.0.0.1:4318; a client's
+    /// `traceparent` is continued
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
     /// Form of log lines
     #[arg(long, default_value = "text", value_name = "FORM")]
     log_format: Form,
@@ -182,19 +217,40 @@ impl ServedSampling {
 impl ServerArgs {
     fn config(&self) -> Result<Config> {
         let given = Keys::new(self.api_key.iter().map(String::as_str)).map_err(|error| usage(error.to_string()))?;
-        let (keys, reload) = match self.api_key_file.clone() {
-            None => (given, None),
+        let mut reload = Reload::default();
+        let keys = match self.api_key_file.clone() {
+            None => given,
             Some(path) => {
                 let all = move || keys_of(&path).map(|keys| given.clone().and(keys));
-                (all()?, Some(Reload::new(move || all().map_err(|error| words(&error)))))
+                let keys = all()?;
+                reload = reload.keys(move || all().map_err(|error| words(&error)));
+                keys
             }
         };
+        let mut tls = None;
+        if let (Some(certificate), Some(key)) = (self.tls_cert.clone(), self.tls_key.clone()) {
+            tls = Some(tls_of(&certificate, &key)?);
+            reload = reload.tls(move || tls_of(&certificate, &key).map_err(|error| words(&error)));
+        }
+        let traces = self.otlp_endpoint.as_deref().map(Collector::read).transpose();
+        let traces = traces.map_err(|error| usage(error.to_string()))?;
         Ok(Config {
             host: self.host.clone(),
             port: self.port,
             keys,
+            tls,
             reload,
             allow_anyone: self.allow_anyone,
+            ledger: self.ledger.as_deref().map(Ledger::open).transpose()?.map(Arc::new),
+            key_metrics: self.metrics_per_key,
+            traces,
+            patience: Patience {
+                head: Duration::from_secs(self.header_timeout.into()),
+                body: Duration::from_secs(self.body_timeout.into()),
+                stall: Duration::from_secs(self.write_timeout.into()),
+                connections: self.max_connections as usize,
+                connections_per_address: self.max_connections_per_address as usize,
+            },
             most_sequences: self.parallel as usize + self.queue as usize,
             max_body: (self.max_request as usize) << 20,
             grace: Duration::from_secs(self.grace.into()),
@@ -204,15 +260,22 @@ impl ServerArgs {
     }
 }
 
-/// The keys of a file.
+/// The keys of a file, of which there must be some.
 fn keys_of(path: &Path) -> Result<Keys> {
-    let keys = Keys::lines(&read_file(path)?).with_context(|| path.display().to_string())?;
+    let keys = keys::keys_of(path)?;
     // A server that was meant to be closed must not come up open.
     if keys.is_open() { Err(usage(format!("{} has no keys", path.display()))) } else { Ok(keys) }
 }
 
 /// Time that a lost device has before it is tried a second time.
 const PAUSE: Duration = Duration::from_secs(2);
+
+/// The certificate of a file, and the key of another.
+fn tls_of(certificate: &Path, key: &Path) -> Result<Tls> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let tls = Tls::from_pem(&read(certificate)?, &read(key)?);
+    tls.with_context(|| format!("{} and {}", certificate.display(), key.display()))
+}
 
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let config = arguments.server.config()?;
@@ -226,7 +289,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         ServeError::Open { .. } => usage(error.to_string()),
         error => error.into(),
     })?;
-    say!("listening on http://{}", server.address());
+    let scheme = if arguments.server.tls_cert.is_some() { "https" } else { "http" };
+    say!("listening on {scheme}://{}", server.address());
     let loaded = move || load(&arguments, sampling).map_err(|error| words(&error));
     Ok(server.run(loaded)?)
 }
@@ -270,6 +334,7 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
         template,
         names: names(&arguments.server.alias, &arguments.model, &session.source.name),
         trained_context: session.source.model.spec.context,
+        power: session.engine.device().bus_address().and_then(|address| power::meter(&address)),
         tokenizer: session.tokenizer,
         engine: session.engine,
         sampling,

@@ -11,10 +11,20 @@ pub(crate) struct Served {
     child: Child,
     /// As in `http://127.0.0.1:1234`.
     pub(crate) base: String,
+    /// Key for `/metrics`, if one is needed.
+    pub(crate) key: String,
 }
 
 impl Served {
+    /// Starts it, and waits until it answers.
     pub(crate) fn start(arguments: &[&str]) -> Served {
+        let served = Served::begin(arguments);
+        served.wait_until("the model is loaded", |s| ureq::get(format!("{}/health", s.base)).call().is_ok());
+        served
+    }
+
+    /// Starts it, and waits until it has said where it listens.
+    pub(crate) fn begin(arguments: &[&str]) -> Served {
         let mut child = Command::new(env!("CARGO_BIN_EXE_zinc"))
             .args(["serve", "--port", "0", "--device", "cpu"])
             .args(arguments)
@@ -28,13 +38,7 @@ impl Served {
         let base = base.to_owned();
         // Whoever writes a log must not wait for a reader.
         std::thread::spawn(move || said.read_to_end(&mut vec![]));
-        let served = Served { child, base };
-        let start = Instant::now();
-        while ureq::get(format!("{}/health", served.base)).call().is_err() {
-            assert!(start.elapsed() < Duration::from_secs(60), "the model is not loaded after a minute");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        served
+        Served { child, base, key: String::new() }
     }
 
     /// Where it listens.
@@ -49,7 +53,8 @@ impl Served {
 
     /// The sum of the values of `/metrics` whose lines begin so and say that.
     pub(crate) fn metric(&self, begins: &str, says: &str) -> f64 {
-        let page = ureq::get(format!("{}/metrics", self.base)).call().expect("a page");
+        let request = ureq::get(format!("{}/metrics", self.base)).header("x-api-key", &self.key);
+        let page = request.call().expect("a page");
         let page = page.into_body().read_to_string().expect("text");
         let lines: Vec<&str> = page.lines().filter(|l| l.starts_with(begins) && l.contains(says)).collect();
         assert!(!lines.is_empty(), "{begins} … {says} is not in\n{page}");
@@ -74,6 +79,13 @@ impl Served {
             assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Tells it to stop, and waits until it has.
+    pub(crate) fn stop(self) -> Option<i32> {
+        let kill = format!("kill -TERM {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        self.end()
     }
 
     /// Waits for its end, for half a minute at most.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use zinc_engine::{Engine, Sampling};
-use zinc_serve::{Config, Keys, Loaded, Reasoning, ServeError, Server, Stop};
+use zinc_serve::{Config, Loaded, Patience, Reasoning, ServeError, Server, Stop};
 
 /// Vocabulary of a server that does not tell its own: what the smallest common ones have.
 const USUAL_VOCABULARY: u32 = 32_000;
@@ -208,17 +208,14 @@ impl Own {
     /// Serves a session's model on a loopback port.
     fn start(session: Session, sequences: u32) -> Result<Own> {
         let config = Config {
-            host: "127.0.0.1".into(),
             port: 0,
-            keys: Keys::default(),
-            reload: None,
-            allow_anyone: false,
             // Open loops may be far ahead of the server.
             most_sequences: 1 << 20,
+            patience: Patience { connections: 1 << 20, connections_per_address: 1 << 20, ..Patience::default() },
             max_body: 1 << 30,
             grace: Duration::ZERO,
             page: false,
-            signals: false,
+            ..Config::default()
         };
         let server = Server::bind(config)?;
         let (stop, url) = (server.stop(), format!("http://{}", server.address()));
@@ -234,6 +231,7 @@ impl Own {
             pooling: None,
             reasoning: Reasoning::default(),
             special_in_content: false,
+            power: None,
         };
         let thread = std::thread::Builder::new().name("zinc-server".into());
         let thread = thread.spawn(move || server.run(move || Ok::<_, ServeError>(loaded)))?;
