@@ -10,38 +10,55 @@
 use crate::error::ApiError;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 /// The members of a JSON object that have not been taken yet.
 #[derive(Debug)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    left: Map<String, Value>,
+    /// Names that were asked for.
+    known: BTreeSet<String>,
+}
 
 impl Fields {
     /// Reads a request's body.
     pub(crate) fn read(body: &[u8]) -> Result<Fields, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Fields(map)),
+            Ok(Value::Object(map)) => Ok(Fields::of(map)),
             Ok(_) => Err(ApiError::invalid("the request's body must be a JSON object")),
             Err(error) => Err(ApiError::invalid(format!("the request's body is no JSON: {error}"))),
         }
     }
 
+    fn of(left: Map<String, Value>) -> Fields {
+        Fields { left, known: BTreeSet::new() }
+    }
+
+    /// Takes a parameter off, which counts as known from now on.
+    fn remove(&mut self, name: &str) -> Option<Value> {
+        if !self.known.contains(name) {
+            self.known.insert(name.to_owned());
+        }
+        self.left.shift_remove(name)
+    }
+
     /// The object inside a parameter; without it, an empty one.
     pub(crate) fn object(&mut self, name: &str) -> Result<Fields, ApiError> {
-        match self.0.shift_remove(name) {
-            None | Some(Value::Null) => Ok(Fields(Map::new())),
-            Some(Value::Object(map)) => Ok(Fields(map)),
+        match self.remove(name) {
+            None | Some(Value::Null) => Ok(Fields::of(Map::new())),
+            Some(Value::Object(map)) => Ok(Fields::of(map)),
             Some(_) => Err(ApiError::parameter(name, format!("`{name}` must be an object"))),
         }
     }
 
     /// All that is left.
     pub(crate) fn rest(self) -> Map<String, Value> {
-        self.0
+        self.left
     }
 
     /// A parameter; `None` where it is absent or null.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.0.shift_remove(name) {
+        match self.remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => serde_json::from_value(value)
                 .map(Some)
@@ -80,14 +97,14 @@ impl Fields {
     /// Drops parameters that change nothing here.
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         for name in names {
-            self.0.shift_remove(*name);
+            self.remove(name);
         }
     }
 
     /// Refuses parameters that this server does not have, unless they have the value that says "off".
     pub(crate) fn refuse(&mut self, rows: &[(&str, Value)]) -> Result<(), ApiError> {
         for (name, off) in rows {
-            match self.0.shift_remove(*name) {
+            match self.left.shift_remove(*name) {
                 None | Some(Value::Null) => {}
                 Some(value) if value == *off => {}
                 Some(_) => return Err(ApiError::unsupported(name, "")),
@@ -98,10 +115,14 @@ impl Fields {
 
     /// Nothing may be left.
     pub(crate) fn finish(self) -> Result<(), ApiError> {
-        match self.0.into_iter().find(|(_, value)| !value.is_null()) {
+        match self.left.into_iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((name, _)) => {
-                let message = format!("`{name}` is not a parameter that this server knows; leave it out");
+                let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
+                let message = format!(
+                    "`{name}` is not a parameter that this server knows; leave it out (it knows: {})",
+                    known.join(", ")
+                );
                 Err(ApiError { code: Some("unknown_parameter"), ..ApiError::parameter(&name, message) })
             }
         }

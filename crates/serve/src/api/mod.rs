@@ -4,7 +4,7 @@
 //! request ─body─► Fields ─► Generation ─App─► Answer ─► response in the same format
 //! ```
 //!
-//! Another family is another file here and its rows in [`router`].
+//! Another family is another file here, its rows in [`closed_rows`], and its paths in `openapi.json`.
 
 mod chat;
 mod completions;
@@ -12,6 +12,7 @@ mod embeddings;
 mod llama_cpp;
 mod logprobs;
 mod models;
+mod openapi;
 mod operations;
 mod parameters;
 mod prompts;
@@ -24,7 +25,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{Response, header};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,31 +35,51 @@ const GRAMMAR_TIME: Duration = Duration::from_secs(3);
 /// What a handler gives.
 type Reply = Result<Response<Body>, ApiError>;
 
-/// All paths that need a key, if there are keys.
-pub(crate) fn router() -> Router<Arc<App>> {
-    Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/embeddings", post(embeddings::create))
-        .route("/embeddings", post(embeddings::create))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*model}", get(models::show))
-        .route("/tokenize", post(llama_cpp::tokenize))
-        .route("/detokenize", post(llama_cpp::detokenize))
-        .route("/apply-template", post(llama_cpp::apply_template))
-        .route("/props", get(llama_cpp::props))
-        .route("/slots", get(llama_cpp::slots))
-        .route("/metrics", get(operations::metrics))
-        .route("/version", get(operations::version))
+/// A path and what answers there.
+type Row = (&'static str, MethodRouter<Arc<App>>);
+
+/// The paths that need a key, if there are keys.
+fn closed_rows() -> Vec<Row> {
+    vec![
+        ("/v1/chat/completions", post(chat::create)),
+        ("/chat/completions", post(chat::create)),
+        ("/v1/completions", post(completions::create)),
+        ("/v1/embeddings", post(embeddings::create)),
+        ("/embeddings", post(embeddings::create)),
+        ("/v1/models", get(models::list)),
+        ("/v1/models/{*model}", get(models::show)),
+        ("/tokenize", post(llama_cpp::tokenize)),
+        ("/detokenize", post(llama_cpp::detokenize)),
+        ("/apply-template", post(llama_cpp::apply_template)),
+        ("/props", get(llama_cpp::props)),
+        ("/slots", get(llama_cpp::slots)),
+        ("/metrics", get(operations::metrics)),
+        ("/version", get(operations::version)),
+    ]
 }
 
-/// The paths that tell anyone whether the server works.
+/// The paths that tell anyone whether the server works, and what it takes.
+fn open_rows() -> Vec<Row> {
+    vec![
+        ("/health", get(operations::health)),
+        ("/ready", get(operations::health)),
+        ("/live", get(operations::live)),
+        ("/openapi.json", get(openapi::document)),
+    ]
+}
+
+fn router_of(rows: Vec<Row>) -> Router<Arc<App>> {
+    rows.into_iter().fold(Router::new(), |router, (path, answer)| router.route(path, answer))
+}
+
+/// All paths that need a key, if there are keys.
+pub(crate) fn router() -> Router<Arc<App>> {
+    router_of(closed_rows())
+}
+
+/// The paths that anyone may ask.
 pub(crate) fn open_router() -> Router<Arc<App>> {
-    Router::new()
-        .route("/health", get(operations::health))
-        .route("/ready", get(operations::health))
-        .route("/live", get(operations::live))
+    router_of(open_rows())
 }
 
 /// Reads a request's body, up to the server's limits of size and time.

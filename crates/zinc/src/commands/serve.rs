@@ -27,7 +27,7 @@ use zinc_text::ChatTemplate;
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
 ///
 /// Paths: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models; /tokenize, /detokenize, /apply-template, /props, /slots;
-/// /health, /ready, /live, /metrics (Prometheus), /version. In a browser, / is a page to chat in.
+/// /health, /ready, /live, /metrics (Prometheus), /version, /openapi.json. In a browser, / is a page to chat in.
 ///
 /// Ctrl-C or SIGTERM lets what has begun end, within --grace; the second one ends the program at once.
 #[derive(Args, Debug)]
