@@ -167,6 +167,12 @@ fn check_bucket(bucket: &Bucket) -> Result<(), CompileError> {
     if matches!(bucket.tail, plan::Tail::Best(0) | plan::Tail::Sample(0)) {
         return Err(CompileError::BadBucket("the best 0 logits"));
     }
+    if let plan::Tail::Mixed { logits, .. } = bucket.tail
+        && outputs > 0
+        && (logits == 0 || logits > outputs)
+    {
+        return Err(CompileError::BadBucket("logits of no output row, or of more than there are"));
+    }
     if context == 0 || !context.is_multiple_of(PAGE_TOKENS) {
         return Err(CompileError::BadBucket("the context is not a whole number of pages"));
     }

@@ -30,7 +30,10 @@ pub(crate) fn schedule(
         kernels: vec![],
         entries: vec![],
         scratch_bytes: places.bytes,
-        output_bytes: ctx.output.map_or(0, |o| ctx.value_bytes(o)),
+        output_bytes: match ctx.logits_beside() {
+            Some(logits) => ctx.bucket.logits_offset() + ctx.value_bytes(logits),
+            None => ctx.output.map_or(0, |o| ctx.value_bytes(o)),
+        },
     };
     let mut known: HashMap<u128, KernelId> = HashMap::new();
     let mut since_barrier: Vec<Launch> = vec![];
@@ -107,7 +110,7 @@ fn place(ctx: &Ctx<'_>, regions: &[Region], emissions: &[Emission]) -> Places {
         };
         for &node in &region.nodes {
             let read_outside = last_use.get(&node).is_some_and(|last| *last > i);
-            if read_outside && Some(node) != ctx.output && ctx.cols(node) > 0 {
+            if read_outside && !ctx.leaves(node) && ctx.cols(node) > 0 {
                 let at = take(ctx.value_bytes(node), last_use[&node]);
                 places.values.insert(node, at);
             }
@@ -122,6 +125,9 @@ fn span_of(ctx: &Ctx<'_>, places: &Places, inputs: &InputLayout, region: usize, 
     match operand {
         Operand::Value(node) if Some(node) == ctx.output => {
             Span { buffer: Buffer::Output, offset: 0, bytes: ctx.value_bytes(node) }
+        }
+        Operand::Value(node) if Some(node) == ctx.logits_beside() => {
+            Span { buffer: Buffer::Output, offset: ctx.bucket.logits_offset(), bytes: ctx.value_bytes(node) }
         }
         Operand::Value(node) => {
             let offset = places.values[&node];

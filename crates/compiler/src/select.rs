@@ -59,7 +59,7 @@ impl<'a> Finder<'a> {
 
     /// May `id` be drawn into a region with `others`: uncovered, not the step's output, and read only by `others`?
     pub fn private(&self, id: NodeId, others: &[NodeId]) -> bool {
-        !self.covered[id.index()] && Some(id) != self.ctx.output && self.users(id).all(|u| others.contains(&u))
+        !self.covered[id.index()] && !self.ctx.leaves(id) && self.users(id).all(|u| others.contains(&u))
     }
 
     /// Is `id` still to be covered?
@@ -113,7 +113,7 @@ fn find_given(ctx: &Ctx<'_>, regions: &mut [Region]) {
         }
     }
     for region in regions {
-        region.gives = region.nodes.iter().copied().filter(|n| read[n.index()] || Some(*n) == ctx.output).collect();
+        region.gives = region.nodes.iter().copied().filter(|n| read[n.index()] || ctx.leaves(*n)).collect();
     }
 }
 

@@ -29,9 +29,9 @@ pub(crate) fn with_tail(graph: &Arc<Graph>, bucket: &Bucket) -> (Arc<Graph>, Opt
     graph.enter_layer(None);
     let output = match bucket.tail {
         Tail::Logits | Tail::Hidden => logits,
-        Tail::Greedy => graph.argmax(logits),
+        Tail::Greedy | Tail::Mixed { candidates: 0, .. } => graph.argmax(logits),
         Tail::Best(k) => graph.top_k(logits, k),
-        Tail::Sample(k) => graph.sample(logits, k),
+        Tail::Sample(k) | Tail::Mixed { candidates: k, .. } => graph.sample(logits, k),
     };
     (Arc::new(graph), Some(output))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{Graph, NodeId, Rows, WeightId};
 use zinc_ir::kernel::Kernel;
-use zinc_ir::plan::{Bucket, Input, KvLayout};
+use zinc_ir::plan::{Bucket, Input, KvLayout, Tail};
 
 /// Everything a template may look at.
 pub struct Ctx<'a> {
@@ -99,6 +99,17 @@ impl Ctx<'_> {
         match self.graph.node(id).shape.rows {
             Rows::Tokens => self.bucket.tokens,
             Rows::Outputs => self.bucket.outputs,
+        }
+    }
+    /// Does the value leave the device? That is the output, and the logits beside it ([`Tail::Mixed`]).
+    pub fn leaves(&self, id: NodeId) -> bool {
+        Some(id) == self.output || Some(id) == self.logits_beside()
+    }
+    /// The logits that [`Tail::Mixed`] gives beside the tokens.
+    pub fn logits_beside(&self) -> Option<NodeId> {
+        match self.bucket.tail {
+            Tail::Mixed { .. } => self.graph.op(self.output?).inputs().first().copied(),
+            _ => None,
         }
     }
     /// Columns of a value.

@@ -53,16 +53,25 @@ impl Limits {
         if rows == outputs && rows == sequences {
             // They have one row each and generate.
             let tokens = tokens.min(self.outputs).min(self.sequences);
+            let tail = rounded(tail, tokens);
             return Bucket { tokens, outputs: tokens, context, sequences: tokens, tail };
         }
         let coarse = |n: u32, limit: u32| if n == 0 { 0 } else { power_of_four(n).min(limit).min(tokens) };
         let (outputs, sequences) = (coarse(outputs, self.outputs), coarse(sequences, self.sequences));
-        Bucket { tokens, outputs, context, sequences, tail }
+        Bucket { tokens, outputs, context, sequences, tail: rounded(tail, outputs) }
     }
 
     /// The bucket for a step in which so many sequences generate.
     pub(crate) fn generating(&self, sequences: u32, context: u32, tail: Tail) -> Bucket {
         self.bucket(sequences, sequences, sequences, context, tail)
+    }
+}
+
+/// The tail with logits of a power of four of output rows, or of all of them.
+fn rounded(tail: Tail, outputs: u32) -> Tail {
+    match tail {
+        Tail::Mixed { candidates, logits } => Tail::Mixed { candidates, logits: power_of_four(logits).min(outputs) },
+        other => other,
     }
 }
 

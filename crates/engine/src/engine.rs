@@ -310,7 +310,8 @@ impl Engine {
         self.submit_within(request, None)
     }
 
-    /// As [`Engine::submit`]; what is generated follows `constraint`. Its tokens are chosen on the host, one step in flight.
+    /// As [`Engine::submit`]; what is generated follows `constraint`. Its tokens are chosen on the host: see
+    /// [`Tail::Mixed`](zinc_ir::plan::Tail::Mixed).
     pub fn submit_within(
         &mut self,
         request: Request,
@@ -353,6 +354,7 @@ impl Engine {
             prompt,
             shared: (0, 0),
             started: false,
+            by_host: false,
             failures: 0,
             share: request.share,
             charged: 0,

@@ -28,9 +28,10 @@ use crate::bucket::Limits;
 use crate::pool::KvPool;
 use crate::prefix::PrefixCache;
 use crate::random::Random;
-use crate::sequence::{Event, Finish, Sequence, SequenceId};
+use crate::sequence::{Asked, Event, Finish, Sequence, SequenceId};
 use crate::share::{Key, Queue};
 use zinc_ir::plan::{Bucket, CHAIN_ROWS, PAGE_TOKENS, Step, StepOutput, Tail};
+use zinc_ir::sample::Draw;
 
 /// One step's work. Its memory serves again for later ones.
 #[derive(Debug)]
@@ -41,8 +42,11 @@ pub(crate) struct Batch {
     pub(crate) bucket: Bucket,
     /// Sequences in order of their page-table rows.
     parts: Vec<Part>,
-    /// For each output row: its sequence's place in `parts`, and the position of the row's token.
+    /// For each output row: its sequence's place in `parts`, and the position of the row's token. Rows that the host needs
+    /// the logits of come first.
     outputs: Vec<(usize, u32)>,
+    /// How many of them those are.
+    host_rows: usize,
     /// It is of sequences that want hidden states.
     hidden: bool,
 }
@@ -66,17 +70,27 @@ struct Part {
 impl Batch {
     pub(crate) fn new() -> Batch {
         let bucket = Bucket { tokens: 0, outputs: 0, context: 0, sequences: 0, tail: Tail::Logits };
-        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![], hidden: false }
+        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![], host_rows: 0, hidden: false }
     }
 
-    /// Can a batch be built before the result of this one is read?
+    /// Should a batch be built before the result of this one is read? It would be without the sequences whose tokens the
+    /// host chooses: not if they are most of them.
     pub(crate) fn can_be_followed(&self) -> bool {
         let outputs = self.outputs.len();
         // Others may have tokens on their way that only the step right behind theirs could name.
         if self.hidden {
             return false;
         }
-        outputs == 0 || (self.bucket.tail.chains() && outputs <= CHAIN_ROWS as usize)
+        let chains = self.bucket.tail.chains() && outputs <= CHAIN_ROWS as usize;
+        outputs == 0 || (chains && self.host_rows * 2 <= outputs)
+    }
+
+    /// Output rows whose logits the device gives, if it gives any.
+    fn logits_rows(&self) -> usize {
+        match self.bucket.tail {
+            Tail::Mixed { logits, .. } => self.outputs.len().min(logits as usize),
+            _ => self.outputs.len(),
+        }
     }
 
     /// For each sequence: the tokens that it had before, and its token rows.
@@ -135,7 +149,8 @@ impl Scheduler {
     }
 
     /// Puts a sequence in the queue. Its limit must fit the pool.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
+    pub(crate) fn add(&mut self, mut sequence: Sequence) {
+        sequence.by_host = !sequence.tail(self.limits.candidates).chains();
         self.queue.enter(Box::new(sequence));
     }
 
@@ -344,31 +359,32 @@ impl Scheduler {
     fn fill(&mut self, batch: &mut Batch) -> bool {
         batch.clear();
         batch.hidden = self.hidden;
-        let mut tail = Tail::Greedy;
-        let mut context = 0;
-        for (sequence, &rows) in self.running.iter_mut().zip(&self.rows).filter(|(_, rows)| **rows > 0) {
-            for position in sequence.cached..sequence.cached + rows {
-                if sequence.wants_output(position) {
-                    tail = larger(tail, sequence.tail(self.limits.candidates));
-                }
+        let (mut asked, mut context) = (Asked::default(), 0);
+        for by_host in [true, false] {
+            let mine = self.running.iter_mut().zip(&self.rows).filter(|(s, rows)| **rows > 0 && s.by_host == by_host);
+            for (sequence, &rows) in mine {
+                let tail = sequence.tail(self.limits.candidates);
+                let outputs = (sequence.cached..sequence.cached + rows).filter(|p| sequence.wants_output(*p));
+                outputs.for_each(|_| asked.add(tail));
+                batch.add(sequence, rows);
+                let run = sequence.cached;
+                self.queue.charge(sequence, run);
+                context = context.max(sequence.cached as u32);
             }
-            batch.add(sequence, rows);
-            let run = sequence.cached;
-            self.queue.charge(sequence, run);
-            context = context.max(sequence.cached as u32);
         }
+        batch.host_rows = asked.host() as usize;
+        let tail = asked.tail(self.limits.candidates);
         if batch.parts.is_empty() {
             return false;
         }
         batch.step.pages.truncate(batch.parts.len());
-        if batch.outputs.is_empty() {
-            tail = Tail::Logits; // one plan for "no outputs", not two
-        }
-        if let Tail::Sample(_) = tail {
-            for (part, _) in &batch.outputs {
+        if tail.draws() {
+            for (row, (part, _)) in batch.outputs.iter().enumerate() {
                 let id = batch.parts[*part].id;
                 let sequence = self.running.iter_mut().find(|s| s.id == id);
-                batch.step.draws.extend(sequence.map(|s| s.sampler.draw()));
+                // The host draws its own tokens.
+                let by_host = row < batch.host_rows;
+                batch.step.draws.extend(sequence.map(|s| if by_host { Draw::GREEDY } else { s.sampler.draw() }));
             }
         }
         let sizes = [batch.step.tokens.len(), batch.outputs.len(), batch.parts.len()].map(|n| n as u32);
@@ -428,13 +444,13 @@ impl Scheduler {
         if self.running.iter().all(|s| s.cached >= s.tokens.len()) {
             return None;
         }
-        let (mut count, mut context, mut tail) = (0, 0, Tail::Greedy);
+        let (mut count, mut context, mut asked) = (0, 0, Asked::default());
         for sequence in self.running.iter().filter(|s| s.samples && s.limit > s.tokens.len() + 1) {
             count += 1;
             context = context.max(sequence.tokens.len() as u32 + 1);
-            tail = larger(tail, sequence.tail(limits.candidates));
+            asked.add(sequence.tail(limits.candidates));
         }
-        (count > 0).then(|| limits.generating(count, context, tail))
+        (count > 0).then(|| limits.generating(count, context, asked.tail(limits.candidates)))
     }
 
     /// Where a sequence is among those that run; most likely at or soon after `guess`.
@@ -471,7 +487,7 @@ impl Scheduler {
             let mut ended = None;
             for row in rows.clone() {
                 let position = batch.outputs[row].1;
-                ended = ended.or(take_output(sequence, output, row, batch.outputs.len(), position, events));
+                ended = ended.or(take_output(sequence, output, (row, batch.logits_rows()), position, events));
             }
             sequence.computed = part.end;
             self.prefixes.share(sequence, pool);
@@ -529,15 +545,6 @@ impl Batch {
     }
 }
 
-/// The tail that serves both, where neither or both are of hidden states: logits serve everything, the best candidates all but them, and so on.
-fn larger(a: Tail, b: Tail) -> Tail {
-    match (a, b) {
-        (Tail::Logits, _) | (_, Tail::Logits) => Tail::Logits,
-        (Tail::Best(k), _) | (_, Tail::Best(k)) => Tail::Best(k),
-        (Tail::Greedy, other) | (other, _) => other,
-    }
-}
-
 /// Pages that a sequence needs for its tokens so far and does not have yet.
 fn claim(sequence: &Sequence) -> usize {
     KvPool::pages_for(sequence.tokens.len()).saturating_sub(sequence.pages.len())
@@ -551,24 +558,24 @@ fn will_share(other: &Sequence, next: &Sequence) -> bool {
     done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
 }
 
-/// Handles one output row of a sequence; gives the reason if that ends it.
+/// Handles an output row of a sequence, one of so many at most that have logits; gives the reason if that ends it.
 fn take_output(
     sequence: &mut Sequence,
     output: &StepOutput,
-    row: usize,
-    rows: usize,
+    (row, rows): (usize, usize),
     position: u32,
     events: &mut Vec<Event>,
 ) -> Option<Finish> {
     let id = sequence.id;
     let is_last = sequence.samples && position as usize + 1 == sequence.tokens.len();
     let token = match output {
+        StepOutput::Mixed { tokens, .. } if !sequence.by_host => tokens.get(row).copied().filter(|t| *t != u32::MAX),
         StepOutput::Tokens(tokens) => tokens.get(row).copied().filter(|t| *t != u32::MAX),
         StepOutput::Best { k, tokens, logits } => {
             let mine = row * k..(row + 1) * k;
             sequence.sampler.sample_best(&tokens[mine.clone()], &logits[mine])
         }
-        StepOutput::Logits(logits) => {
+        StepOutput::Logits(logits) | StepOutput::Mixed { logits, .. } => {
             let width = logits.len() / rows;
             let logits = &logits[row * width..][..width];
             if sequence.next_logits.is_some_and(|next| position as usize >= next) {

@@ -148,6 +148,8 @@ pub(crate) struct Sequence {
     pub(crate) shared: (usize, u64),
     /// It has been admitted at least once.
     pub(crate) started: bool,
+    /// Its tokens are chosen by the host, from logits.
+    pub(crate) by_host: bool,
     /// Steps with rows of it that have failed since its last token.
     pub(crate) failures: u32,
     pub(crate) share: Share,
@@ -176,10 +178,11 @@ impl Sequence {
         self.tokens.len() + self.ahead
     }
 
-    /// Tokens that have yet to be run. One in flight that will end the sequence need not be.
+    /// Tokens that have yet to be run, and can be. One in flight that will end the sequence need not be; one that the host
+    /// has yet to choose cannot.
     pub(crate) fn pending(&self) -> usize {
-        let ends = self.ahead > 0 && self.len() >= self.limit;
-        if ends { 0 } else { self.len() - self.cached }
+        let waits = self.ahead > 0 && (self.by_host || self.len() >= self.limit);
+        if waits { 0 } else { self.len() - self.cached }
     }
 
     /// The token at a position, for a step. In flight may be only the one that the step before chooses.
@@ -261,6 +264,56 @@ impl Sequence {
             Tail::Best(candidates)
         } else {
             Tail::Logits
+        }
+    }
+}
+
+/// What the output rows of a step ask for, and the tail that serves all of them.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// Rows whose tokens the device chooses.
+    device: u32,
+    /// Rows of those that are drawn.
+    drawn: u32,
+    /// Rows whose tokens the host chooses from the best logits.
+    best: u32,
+    /// Rows of which all logits are wanted.
+    logits: u32,
+    /// It is hidden states that are wanted, of all rows.
+    hidden: bool,
+}
+
+impl Asked {
+    /// One more output row of a sequence with this tail.
+    pub(crate) fn add(&mut self, tail: Tail) {
+        match tail {
+            Tail::Greedy => self.device += 1,
+            Tail::Sample(_) => (self.device, self.drawn) = (self.device + 1, self.drawn + 1),
+            Tail::Best(_) => self.best += 1,
+            Tail::Hidden => self.hidden = true,
+            Tail::Logits | Tail::Mixed { .. } => self.logits += 1,
+        }
+    }
+
+    /// Rows whose tokens the host chooses, or whose logits are wanted.
+    pub(crate) fn host(&self) -> u32 {
+        self.best + self.logits
+    }
+
+    /// The tail; `candidates` as in `Limits`.
+    pub(crate) fn tail(&self, candidates: u32) -> Tail {
+        if self.hidden {
+            return Tail::Hidden;
+        }
+        let drawn = if self.drawn > 0 { candidates } else { 0 };
+        match (self.device, self.host()) {
+            // One plan for "no outputs", not two.
+            (0, 0) => Tail::Logits,
+            (0, _) if self.logits == 0 => Tail::Best(candidates),
+            (0, _) => Tail::Logits,
+            (_, 0) if drawn == 0 => Tail::Greedy,
+            (_, 0) => Tail::Sample(candidates),
+            (_, logits) => Tail::Mixed { candidates: drawn, logits },
         }
     }
 }

@@ -44,7 +44,7 @@ impl Immediate {
     /// Keeps what a step gave.
     pub fn finish(&mut self, plan: &Plan, step: &Step, output: StepOutput) -> Ticket {
         self.chain.clear();
-        if let StepOutput::Tokens(tokens) = &output {
+        if let StepOutput::Tokens(tokens) | StepOutput::Mixed { tokens, .. } = &output {
             self.chain.extend(tokens.iter().take(plan.chained_rows(step) as usize));
         }
         self.tickets += 1;

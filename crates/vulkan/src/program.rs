@@ -54,7 +54,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(gpu: &Arc<Gpu>, plan: &Plan, pipelines: &[Arc<Pipeline>]) -> Result<Slot, VulkanError> {
+    fn new(gpu: &Arc<Gpu>, plan: &Plan, pipelines: &[Arc<Pipeline>], read_bytes: u64) -> Result<Slot, VulkanError> {
         let table = |launch: &Launch| launch.kernel.map_or(0, |k| table_bytes(&pipelines[k.0 as usize].push));
         let tables = match plan.launches().map(table).sum() {
             0 => None,
@@ -62,7 +62,7 @@ impl Slot {
         };
         Ok(Slot {
             inputs: Buffer::new(gpu, plan.inputs.bytes, Place::Parameters, "step inputs")?,
-            read_back: Buffer::new(gpu, plan.output_bytes, Place::ReadBack, "step outputs")?,
+            read_back: Buffer::new(gpu, read_bytes, Place::ReadBack, "step outputs")?,
             tables,
             recording: Recording::new(gpu)?,
             stale: true,
@@ -72,11 +72,7 @@ impl Slot {
 
     /// The output of the finished step of `rows` output rows.
     pub(crate) fn output(&self, plan: &Plan, rows: usize, output: &mut StepOutput) {
-        let all = plan.bucket.outputs as usize;
-        let rows = rows.min(all);
-        let bytes = plan.output_bytes as usize / all.max(1) * rows;
-        let words = self.read_back.host()[..bytes].chunks_exact(4);
-        output.read(plan.bucket.tail, rows, words.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])));
+        plan.read_output(rows, self.read_back.host(), output);
     }
 }
 
@@ -95,9 +91,11 @@ impl Program {
             true => None,
             false => Some(Buffer::new(gpu, plan.output_bytes, Place::Device, "step outputs")?),
         };
-        // Nothing can be chained to logits, which are large.
+        // Kernels may write more than the host needs.
+        let read_bytes = if direct { plan.output_bytes } else { plan.read_bytes() };
+        // Nothing can be chained to logits alone, which are large.
         let slots = if plan.bucket.outputs == 0 || plan.bucket.tail.chains() { MOST_IN_FLIGHT } else { 1 };
-        let slots = (0..slots).map(|_| Slot::new(gpu, plan, &pipelines)).collect::<Result<_, _>>()?;
+        let slots = (0..slots).map(|_| Slot::new(gpu, plan, &pipelines, read_bytes)).collect::<Result<_, _>>()?;
         Ok(Program { plan: plan.clone(), pipelines, output, slots, timed: false, ran: None, expected: Duration::ZERO })
     }
 
@@ -164,7 +162,7 @@ impl<'a> Places<'a> {
             }
         }
         if let Some(from) = self.output {
-            let (to, bytes) = (self.read_back, self.plan.output_bytes);
+            let (to, bytes) = (self.read_back, self.plan.read_bytes());
             commands.push(Command::FullBarrier);
             commands.push(Command::Copy { from, from_offset: 0, to, to_offset: 0, bytes });
         }

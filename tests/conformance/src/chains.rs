@@ -36,7 +36,7 @@ fn drawn_on_host(output: StepOutput, draws: &[Draw]) -> Vec<u32> {
 
 fn tokens(output: StepOutput) -> Vec<u32> {
     match output {
-        StepOutput::Tokens(tokens) => tokens,
+        StepOutput::Tokens(tokens) | StepOutput::Mixed { tokens, .. } => tokens,
         other => panic!("asked for tokens, got {other:?}"),
     }
 }
@@ -47,7 +47,7 @@ pub fn chained_equals_unchained(device: &mut dyn Device, path: &str, steps: usiz
     let f = Fixture::open(path);
     let prompts = [&f.prompt[..7], &f.prompt[5..14]];
     let mut driver = Driver::new(device, &f.graph, &f.weights, KvType::F16, Choices::default(), 2, 64);
-    for tail in [Tail::Greedy, Tail::Sample(64)] {
+    for tail in [Tail::Greedy, Tail::Sample(64), Tail::Mixed { candidates: 64, logits: 1 }] {
         let apart = |n: usize| if tail == Tail::Greedy { vec![Draw::GREEDY; n] } else { draws(n, n) };
         let expected = unchained(&mut driver, prompts, steps, &apart);
         let got = chained(&mut driver, prompts, steps, tail, &apart);
@@ -154,7 +154,7 @@ pub fn tails_agree(device: &mut dyn Device, vocabulary: u32) {
     let rows = ids.len();
     let mut run = |tail: Tail| {
         driver.clear(0);
-        let draws = if matches!(tail, Tail::Sample(_)) { draws(3, rows) } else { vec![] };
+        let draws = if tail.draws() { draws(3, rows) } else { vec![] };
         let ticket = driver.submit(&[Chunk { sequence: 0, tokens: &ids }], rows as u32, tail, draws);
         driver.wait(ticket)
     };
@@ -172,5 +172,11 @@ pub fn tails_agree(device: &mut dyn Device, vocabulary: u32) {
     let (best, values) = ranked.concat().into_iter().unzip();
     let expected = StepOutput::Best { k: 64, tokens: best, logits: values };
     assert_eq!(run(Tail::Best(64)), expected, "{vocabulary}: best");
-    assert_eq!(tokens(run(Tail::Sample(64))), drawn_on_host(expected, &draws(3, rows)), "{vocabulary}: sampled");
+    let drawn = drawn_on_host(expected, &draws(3, rows));
+    assert_eq!(tokens(run(Tail::Sample(64))), drawn, "{vocabulary}: sampled");
+    for (candidates, count, tokens) in [(64, 2, drawn), (0, rows, greedy)] {
+        let logits = logits[..count * vocabulary as usize].to_vec();
+        let mixed = Tail::Mixed { candidates, logits: count as u32 };
+        assert_eq!(run(mixed), StepOutput::Mixed { tokens, logits }, "{vocabulary}: {mixed:?}");
+    }
 }

@@ -177,11 +177,8 @@ impl Device for InterpretedDevice {
                 self.launch(&plan, launch, &mut buffers)?;
             }
         }
-        let rows = step.outputs.len();
-        let cols = plan.output.map_or(0, |node| plan.graph.node(node).shape.cols as usize);
-        let words = buffers[&Buffer::Output].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
         let mut output = self.results.output();
-        output.read(plan.bucket.tail, rows, words.take(rows * cols));
+        plan.read_output(step.outputs.len(), &buffers[&Buffer::Output], &mut output);
         Ok(self.results.finish(&plan, step, output))
     }
 

@@ -12,7 +12,10 @@ fn plans(path: &str) -> Vec<zinc_ir::plan::Plan> {
     let caps = gpu_caps(32);
     let mut plans = vec![];
     for tokens in [1, 8, 16] {
-        for (tail, act) in [(Tail::Greedy, ActPrecision::F32), (Tail::Logits, ActPrecision::Q8)] {
+        let mixed = Tail::Mixed { candidates: 64, logits: 1 };
+        for (tail, act) in
+            [(Tail::Greedy, ActPrecision::F32), (Tail::Logits, ActPrecision::Q8), (mixed, ActPrecision::F16)]
+        {
             for fuse in [true, false] {
                 let bucket = Bucket { tokens, outputs: tokens, context: 512, sequences: 2, tail };
                 let choices = Choices { act, fuse, ..Choices::default() };

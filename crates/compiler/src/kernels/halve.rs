@@ -34,7 +34,7 @@ pub(crate) fn shapes(caps: &Caps) -> impl Iterator<Item = MatrixShape> + '_ {
 /// The value as halves that a region ends in, if it does: (value behind it, its node).
 pub(super) fn ending(f: &Finder<'_>, node: NodeId) -> Option<(NodeId, NodeId)> {
     match *f.op(node) {
-        Op::Halve { x } if f.ctx.choices.fuse && f.open(x) && Some(x) != f.ctx.output => Some((x, node)),
+        Op::Halve { x } if f.ctx.choices.fuse && f.open(x) && !f.ctx.leaves(x) => Some((x, node)),
         _ => None,
     }
 }

@@ -73,7 +73,7 @@ impl RowLayout {
 /// The quantized value that a region ends in: (value behind it, its node).
 pub(super) fn ending(f: &Finder<'_>, node: NodeId) -> Option<(NodeId, NodeId)> {
     match *f.op(node) {
-        Op::Quantize { x, .. } if f.ctx.choices.fuse && f.open(x) && Some(x) != f.ctx.output => Some((x, node)),
+        Op::Quantize { x, .. } if f.ctx.choices.fuse && f.open(x) && !f.ctx.leaves(x) => Some((x, node)),
         _ => None,
     }
 }

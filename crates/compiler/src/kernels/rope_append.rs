@@ -56,7 +56,7 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     if let (Some(Op::Attention { q, .. }), None) = (readers.next().map(|a| f.op(a)), readers.next())
         && f.open(*q)
         && f.users(*q).count() == 1
-        && Some(*q) != f.ctx.output
+        && !f.ctx.leaves(*q)
     {
         match_head(f, *q, head_dim, &mut nodes);
     }

@@ -88,6 +88,12 @@ impl Run<'_> {
         };
         let values = &mut self.values;
         match self.program.tail {
+            Tail::Mixed { logits, .. } => {
+                let Some(beside) = self.program.beside else { return };
+                let count = rows.min(logits as usize) * self.program.slots[beside];
+                let logits = values.slots[beside].iter().take(count).copied();
+                output.read_mixed(values.tokens.iter().copied(), logits);
+            }
             tail @ (Tail::Greedy | Tail::Sample(_)) => output.read(tail, rows, values.tokens.iter().copied()),
             tail @ Tail::Best(_) => output.read(tail, rows, values.slots[slot].iter().map(|x| x.to_bits())),
             tail @ (Tail::Logits | Tail::Hidden) => output.exchange_rows(tail, &mut values.slots[slot]),

@@ -90,6 +90,8 @@ pub(super) struct Program {
     pub(super) output: Option<Slot>,
     /// What that value is.
     pub(super) tail: Tail,
+    /// Slot of the logits that leave beside it.
+    pub(super) beside: Option<Slot>,
     pub(super) launches: usize,
 }
 
@@ -325,8 +327,8 @@ fn place(plan: &Plan, drafts: Vec<Draft>) -> Program {
     for (i, draft) in drafts.iter().enumerate() {
         last_use.extend(draft.reads(graph).into_iter().map(|value| (value, i)));
     }
-    if let Some(output) = plan.output {
-        last_use.insert(output, usize::MAX);
+    for leaves in [plan.output, plan.logits_beside()].into_iter().flatten() {
+        last_use.insert(leaves, usize::MAX);
     }
     let mut places = Places { graph, slots: vec![], of: HashMap::new(), free: HashMap::new() };
     let mut works = Vec::new();
@@ -368,8 +370,9 @@ fn place(plan: &Plan, drafts: Vec<Draft>) -> Program {
         }
     }
     let output = plan.output.map(|node| places.of[&node]);
+    let beside = plan.logits_beside().map(|node| places.of[&node]);
     let slots = places.slots.iter().map(|s| s.1 as usize).collect();
-    Program { works, slots, output, tail: plan.bucket.tail, launches: plan.launches().count() }
+    Program { works, slots, output, tail: plan.bucket.tail, beside, launches: plan.launches().count() }
 }
 
 struct Places<'a> {

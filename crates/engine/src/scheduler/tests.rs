@@ -30,6 +30,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         prompt: tokens.len(),
         shared: (0, 0),
         started: false,
+        by_host: false,
         failures: 0,
         share: Share::default(),
         charged: 0,

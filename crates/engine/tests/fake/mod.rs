@@ -159,23 +159,29 @@ impl Device for FakeDevice {
             all.truncate(k as usize);
             all
         };
+        let greedy = || rows.iter().map(|r| argmax(r).unwrap()).collect();
+        let drawn = |k: u32| {
+            let draw = |(row, draw): (&Vec<f32>, &sample::Draw)| {
+                let best = best(row, k);
+                let logits: Vec<f32> = best.iter().map(|b| b.1).collect();
+                best[sample::pick(&logits, draw).unwrap()].0
+            };
+            rows.iter().zip(&step.draws).map(draw).collect()
+        };
         let output = match (rows.is_empty(), plan.bucket.tail) {
             (true, _) => StepOutput::None,
             (_, Tail::Logits) => StepOutput::Logits(rows.concat()),
             // Another function of the same hash.
             (_, Tail::Hidden) => StepOutput::Hidden(rows.iter().flat_map(|row| [row[0], row[1], -row[2]]).collect()),
-            (_, Tail::Greedy) => StepOutput::Tokens(rows.iter().map(|r| argmax(r).unwrap()).collect()),
+            (_, Tail::Greedy) => StepOutput::Tokens(greedy()),
+            (_, Tail::Mixed { candidates, logits }) => StepOutput::Mixed {
+                tokens: if candidates == 0 { greedy() } else { drawn(candidates) },
+                logits: rows[..rows.len().min(logits as usize)].concat(),
+            },
+            (_, Tail::Sample(k)) => StepOutput::Tokens(drawn(k)),
             (_, Tail::Best(k)) => {
                 let (tokens, logits) = rows.iter().flat_map(|row| best(row, k)).unzip();
                 StepOutput::Best { k: k as usize, tokens, logits }
-            }
-            (_, Tail::Sample(k)) => {
-                let draw = |(row, draw): (&Vec<f32>, &sample::Draw)| {
-                    let best = best(row, k);
-                    let logits: Vec<f32> = best.iter().map(|b| b.1).collect();
-                    best[sample::pick(&logits, draw).unwrap()].0
-                };
-                StepOutput::Tokens(rows.iter().zip(&step.draws).map(draw).collect())
             }
         };
         self.open.push_back(step.slots.clone());

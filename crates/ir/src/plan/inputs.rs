@@ -1,6 +1,6 @@
 //! The input buffer of a bucket: where each array of a step lies, and how a step becomes bytes.
 
-use super::{Bucket, NO_SLOT, PAGE_TOKENS, Step, StepError, Tail};
+use super::{Bucket, NO_SLOT, PAGE_TOKENS, Step, StepError};
 use crate::graph::{Graph, Op, RopeId};
 use crate::sample::Draw;
 
@@ -42,7 +42,7 @@ impl InputLayout {
     pub fn new(graph: &Graph, bucket: Bucket) -> InputLayout {
         let (t, r) = (bucket.tokens as u64, bucket.outputs as u64);
         let pages = bucket.sequences as u64 * (bucket.context / PAGE_TOKENS) as u64;
-        let draws = if matches!(bucket.tail, Tail::Sample(_)) { r * Draw::WORDS as u64 } else { 0 };
+        let draws = if bucket.tail.draws() { r * Draw::WORDS as u64 } else { 0 };
         let mut sizes = vec![
             (Input::Tokens, t),
             (Input::Visible, t),

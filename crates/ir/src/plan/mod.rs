@@ -62,12 +62,25 @@ pub enum Tail {
     Sample(u32),
     /// What the output matrix would read, F32 `[outputs, width]`: embeddings are made of it. No logits are computed.
     Hidden,
+    /// A token for every output row, as `Sample(candidates)` gives it, or `Greedy` where that is 0; and, F32
+    /// `[logits, vocabulary]`, the logits of the first `logits` output rows.
+    Mixed {
+        /// Best logits that tokens are drawn from.
+        candidates: u32,
+        /// Output rows whose logits come.
+        logits: u32,
+    },
 }
 
 impl Tail {
     /// Does the device itself choose the next tokens, so that a following step can name them ([`Step::chained`])?
     pub const fn chains(self) -> bool {
-        matches!(self, Tail::Greedy | Tail::Sample(_))
+        matches!(self, Tail::Greedy | Tail::Sample(_) | Tail::Mixed { .. })
+    }
+
+    /// Does a step say how each output's token is drawn?
+    pub const fn draws(self) -> bool {
+        matches!(self, Tail::Sample(_) | Tail::Mixed { candidates: 1.., .. })
     }
 }
 
@@ -84,6 +97,13 @@ pub struct Bucket {
     pub sequences: u32,
     /// What comes back.
     pub tail: Tail,
+}
+
+impl Bucket {
+    /// Where in [`Buffer::Output`] the logits of [`Tail::Mixed`] begin; before them are the tokens.
+    pub const fn logits_offset(&self) -> u64 {
+        (self.outputs as u64 * 4).next_multiple_of(256)
+    }
 }
 
 /// A buffer a launch may name.
@@ -225,6 +245,42 @@ impl Plan {
     pub fn check(&self, step: &Step) -> Result<(), StepError> {
         step.check(&self.bucket)?;
         step.check_indices(self.inputs.vocabulary, self.kv.pages)
+    }
+
+    /// The value that [`Tail::Mixed`] gives beside the tokens.
+    pub fn logits_beside(&self) -> Option<NodeId> {
+        match self.bucket.tail {
+            Tail::Mixed { .. } => self.graph.op(self.output?).inputs().first().copied(),
+            _ => None,
+        }
+    }
+
+    /// Leading bytes of [`Buffer::Output`] that the host needs.
+    pub fn read_bytes(&self) -> u64 {
+        match (self.bucket.tail, self.logits_beside()) {
+            (Tail::Mixed { logits, .. }, Some(node)) => {
+                self.bucket.logits_offset() + logits as u64 * self.graph.node(node).shape.cols as u64 * 4
+            }
+            _ => self.output_bytes,
+        }
+    }
+
+    /// Takes the output of a step of `rows` output rows from those bytes.
+    pub fn read_output(&self, rows: usize, bytes: &[u8], output: &mut StepOutput) {
+        let words = |from: usize, count: usize| {
+            let bytes = bytes[from..][..count * 4].chunks_exact(4);
+            bytes.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+        };
+        let all = self.bucket.outputs as usize;
+        let rows = rows.min(all);
+        match (self.bucket.tail, self.logits_beside()) {
+            (Tail::Mixed { logits, .. }, Some(node)) => {
+                let count = rows.min(logits as usize) * self.graph.node(node).shape.cols as usize;
+                let logits = words(self.bucket.logits_offset() as usize, count).map(f32::from_bits);
+                output.read_mixed(words(0, rows), logits);
+            }
+            (tail, _) => output.read(tail, rows, words(0, self.output_bytes as usize / 4 / all.max(1) * rows)),
+        }
     }
 
     /// Output rows of a step that a following one can name.

@@ -31,7 +31,7 @@ pub struct Step {
     pub outputs: Vec<u32>,
     /// Pages of each sequence, in order of position.
     pub pages: Vec<Vec<u32>>,
-    /// How each output's token is drawn, for [`Tail::Sample`]; otherwise empty.
+    /// How each output's token is drawn, if the tail draws ([`Tail::draws`]); otherwise empty.
     pub draws: Vec<Draw>,
 }
 
@@ -56,6 +56,13 @@ pub enum StepOutput {
     },
     /// F32 `[outputs of the step, width]`, row-major: what the output matrix would read.
     Hidden(Vec<f32>),
+    /// What [`Tail::Mixed`] gives.
+    Mixed {
+        /// As of [`StepOutput::Tokens`], of all output rows.
+        tokens: Vec<u32>,
+        /// As of [`StepOutput::Logits`], of the first output rows.
+        logits: Vec<f32>,
+    },
 }
 
 impl StepOutput {
@@ -72,7 +79,7 @@ impl StepOutput {
                 values.extend(words.map(f32::from_bits));
                 *self = StepOutput::of_rows(tail, values);
             }
-            Tail::Greedy | Tail::Sample(_) => {
+            Tail::Greedy | Tail::Sample(_) | Tail::Mixed { .. } => {
                 let mut tokens = self.take_tokens();
                 tokens.extend(words);
                 *self = StepOutput::Tokens(tokens);
@@ -92,6 +99,14 @@ impl StepOutput {
         }
     }
 
+    /// Takes in what kernels leave of [`Tail::Mixed`]; memory as in [`StepOutput::read`].
+    pub fn read_mixed(&mut self, from: impl Iterator<Item = u32>, beside: impl Iterator<Item = f32>) {
+        let (mut tokens, mut logits) = (self.take_tokens(), self.take_logits());
+        tokens.extend(from);
+        logits.extend(beside);
+        *self = if tokens.is_empty() { StepOutput::None } else { StepOutput::Mixed { tokens, logits } };
+    }
+
     /// Becomes these rows of logits, or of hidden states if that is the tail; `values` gets memory of what it was before.
     pub fn exchange_rows(&mut self, tail: Tail, values: &mut Vec<f32>) {
         let spare = self.take_logits();
@@ -104,9 +119,10 @@ impl StepOutput {
 
     fn take_logits(&mut self) -> Vec<f32> {
         let mut taken = match self {
-            StepOutput::Logits(values) | StepOutput::Hidden(values) | StepOutput::Best { logits: values, .. } => {
-                std::mem::take(values)
-            }
+            StepOutput::Logits(values)
+            | StepOutput::Hidden(values)
+            | StepOutput::Best { logits: values, .. }
+            | StepOutput::Mixed { logits: values, .. } => std::mem::take(values),
             _ => vec![],
         };
         taken.clear();
@@ -115,7 +131,9 @@ impl StepOutput {
 
     fn take_tokens(&mut self) -> Vec<u32> {
         let mut taken = match self {
-            StepOutput::Tokens(tokens) | StepOutput::Best { tokens, .. } => std::mem::take(tokens),
+            StepOutput::Tokens(tokens) | StepOutput::Best { tokens, .. } | StepOutput::Mixed { tokens, .. } => {
+                std::mem::take(tokens)
+            }
             _ => vec![],
         };
         taken.clear();
@@ -173,7 +191,7 @@ impl Step {
         if self.outputs.iter().any(|r| *r as usize >= rows) {
             return Err(StepError::Inconsistent("an output row does not exist"));
         }
-        if matches!(bucket.tail, Tail::Sample(_)) && self.draws.len() != self.outputs.len() {
+        if bucket.tail.draws() && self.draws.len() != self.outputs.len() {
             return Err(StepError::Inconsistent("not every output has a draw"));
         }
         let reachable = |row: usize| {
