@@ -39,9 +39,15 @@ const VULKAN: &[&str] = &[
 ];
 /// Instrumented shaders compile slowly: every operation of the IR, not every model.
 const INSTRUMENTED: &[&str] = &["--package", "zinc-vulkan", "--tests"];
-/// The engine on the device: steps in flight, allocations, programs made ahead.
-const ENGINE_ON_VULKAN: &[&str] =
-    &["--package=zinc-conformance", "--test=streams", "--test=allocations", "--test=ahead"];
+/// The engine on the device: steps in flight, allocations, programs made ahead, a lost device, pages on disk.
+const ENGINE_ON_VULKAN: &[&str] = &[
+    "--package=zinc-conformance",
+    "--test=streams",
+    "--test=allocations",
+    "--test=ahead",
+    "--test=lost",
+    "--test=kept",
+];
 /// Whole models through the binary's crate.
 const MODELS_ON_VULKAN: &[&str] = &["--package", "zinc", "--test", "real", "--test", "tune"];
 /// Many clients for a minute, by themselves: no part of `--workspace`.

@@ -22,6 +22,10 @@ pub(crate) trait KvElement: Copy + Send + Sync + 'static {
     fn of(x: f32) -> Self;
     /// Values rounded to elements.
     fn convert(isa: Isa, x: &[f32]) -> Scratch<Self>;
+    /// Appends the bytes of elements.
+    fn save(elements: &[Self], bytes: &mut Vec<u8>);
+    /// Takes elements from the bytes that [`KvElement::save`] gives, and gives the rest of them; `None`: there are too few.
+    fn load_from<'a>(elements: &mut [Self], bytes: &'a [u8]) -> Option<&'a [u8]>;
 }
 
 impl KvElement for f32 {
@@ -35,6 +39,14 @@ impl KvElement for f32 {
     }
     fn convert(_: Isa, x: &[f32]) -> Scratch<f32> {
         Scratch::of(x.iter().copied())
+    }
+    fn save(elements: &[f32], bytes: &mut Vec<u8>) {
+        bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes()));
+    }
+    fn load_from<'a>(elements: &mut [f32], bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let (mine, rest) = bytes.split_at_checked(elements.len() * 4)?;
+        elements.iter_mut().zip(mine.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
+        Some(rest)
     }
 }
 
@@ -52,6 +64,14 @@ impl KvElement for u16 {
         let mut out = Scratch::filled(x.len(), 0);
         crate::rows::to_f16(isa, x, &mut out);
         out
+    }
+    fn save(elements: &[u16], bytes: &mut Vec<u8>) {
+        bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes()));
+    }
+    fn load_from<'a>(elements: &mut [u16], bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let (mine, rest) = bytes.split_at_checked(elements.len() * 2)?;
+        elements.iter_mut().zip(mine.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
+        Some(rest)
     }
 }
 
@@ -174,6 +194,12 @@ impl Stored {
                 each(token, e, value);
             }
         }
+    }
+
+    /// The bytes of a page.
+    pub(crate) fn page(&mut self, page: usize) -> &mut [u8] {
+        let size = self.area.heads * self.head_bytes()[0];
+        &mut self.bytes[page * size..(page + 1) * size]
     }
 
     /// Copies a page onto another.

@@ -18,6 +18,7 @@ use crate::replace::OpenError;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
 use crate::scheduler::{Batch, Scheduler};
 use crate::sequence::{Constraint, Event, Finish, Request, Sequence, SequenceId};
+use crate::store::Keeper;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +29,6 @@ use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, Plan, StepOu
 
 /// Logits that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
-
-/// A sequence for which so many steps have failed since its last token is not tried again.
-const MOST_FAILURES: u32 = 2;
 
 /// Sizes and precision of an engine.
 #[derive(Clone, Debug)]
@@ -164,22 +162,24 @@ pub struct Engine {
     pub(crate) graph: Arc<Graph>,
     pub(crate) kv: Arc<KvLayout>,
     limits: Limits,
-    choices: Choices,
+    pub(crate) choices: Choices,
     vocabulary: u32,
-    pool: KvPool,
-    scheduler: Scheduler,
-    programs: HashMap<Bucket, Program>,
+    pub(crate) pool: KvPool,
+    pub(crate) scheduler: Scheduler,
+    /// Where full pages are kept beyond its own life.
+    pub(crate) keeper: Option<Keeper>,
+    pub(crate) programs: HashMap<Bucket, Program>,
     /// The program that will be needed next.
-    ahead: Option<Ahead>,
+    pub(crate) ahead: Option<Ahead>,
     /// Buckets whose programs could not be made ahead: each is tried once.
-    failed: HashSet<Bucket>,
+    pub(crate) failed: HashSet<Bucket>,
     /// The batch of the next step, if it has been chosen already.
     chosen: Option<Batch>,
     /// Batches that the device has, oldest first.
-    flight: VecDeque<InFlight>,
+    pub(crate) flight: VecDeque<InFlight>,
     depth: usize,
     /// The step that was waited for last.
-    ran: Option<Ran>,
+    pub(crate) ran: Option<Ran>,
     /// Memory of earlier batches.
     spare: Vec<Batch>,
     output: StepOutput,
@@ -187,7 +187,7 @@ pub struct Engine {
 }
 
 /// A batch that the device has.
-struct InFlight {
+pub(crate) struct InFlight {
     ticket: Ticket,
     batch: Batch,
     program: Program,
@@ -233,6 +233,7 @@ impl Engine {
             vocabulary,
             pool: KvPool::new(pages),
             scheduler: Scheduler::new(limits),
+            keeper: None,
             programs: HashMap::new(),
             ahead: None,
             failed: HashSet::new(),
@@ -275,7 +276,7 @@ impl Engine {
 
     /// Is nothing left to do?
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle()
+        self.scheduler.is_idle() && self.restoring() == 0
     }
 
     /// Pages of the KV pool that nobody holds, and all pages. Pages kept for later prompts count as held, see
@@ -287,6 +288,7 @@ impl Engine {
     /// How busy it is.
     pub fn load(&self) -> Load {
         let (running, waiting) = self.scheduler.sequences();
+        let waiting = waiting + self.restoring();
         let (kept, pages) = (self.pool.idle(), self.pool.pages());
         Load { running, waiting, pages_used: pages - self.pool.free() - kept, pages_kept: kept, pages }
     }
@@ -334,7 +336,7 @@ impl Engine {
         let prompt = request.prompt.len();
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.scheduler.add(Sequence {
+        self.enter(Sequence {
             id,
             tokens: request.prompt,
             cached: 0,
@@ -380,6 +382,9 @@ impl Engine {
 
     /// Drops a sequence; no more events of it will come.
     pub fn cancel(&mut self, id: SequenceId) {
+        if self.cancel_restoring(id) {
+            return;
+        }
         // A batch that was chosen but not run may contain it; choosing again loses nothing.
         self.unchoose();
         self.scheduler.cancel(id, &mut self.pool);
@@ -417,10 +422,12 @@ impl Engine {
         events: &mut Vec<Event>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), EngineError> {
+        self.restore();
         self.prepare_blaming(progress)?;
         loop {
             self.fill_device()?;
             self.look_ahead();
+            self.save(false);
             let Some(oldest) = self.flight.pop_front() else { return Ok(()) };
             let waited = self.device.wait(oldest.ticket, &mut self.output);
             if let Err(error) = waited {
@@ -455,14 +462,6 @@ impl Engine {
             self.scheduler.blame(batch);
         }
         prepared.map(|_| ())
-    }
-
-    /// After an error of [`Engine::step_into`]: computes all sequences anew from their tokens, once what has failed works
-    /// again. A sequence that has had a part in two failed steps since its last token may be what they failed for: it is
-    /// dropped and named, and no more events of it come.
-    pub fn recover(&mut self) -> Vec<SequenceId> {
-        self.take_back();
-        self.scheduler.restart(MOST_FAILURES, &mut self.pool)
     }
 
     /// Chooses a batch if there is room on the device and enough is known.
@@ -557,7 +556,7 @@ impl Engine {
     }
 
     /// Takes back everything that the device was given and that nobody has waited for, the newest first.
-    fn take_back(&mut self) {
+    pub(crate) fn take_back(&mut self) {
         self.unchoose();
         for next in &self.flight {
             // Whatever it gives: it will be computed again.
@@ -566,16 +565,6 @@ impl Engine {
         while let Some(next) = self.flight.pop_back() {
             self.scheduler.undo(&next.batch);
         }
-    }
-
-    /// Forgets all that the device holds: its programs, and K and V. Every sequence starts over.
-    pub(crate) fn forget_device(&mut self) {
-        self.take_back();
-        // No sequence is to blame.
-        self.scheduler.restart(u32::MAX, &mut self.pool);
-        self.programs.clear();
-        self.failed.clear();
-        (self.ahead, self.ran) = (None, None);
     }
 
     /// Compiles the plan of a bucket unless that has been done.

@@ -21,6 +21,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod share;
+mod store;
 
 pub use audit::AuditError;
 pub use bucket::context_bucket;
@@ -30,3 +31,4 @@ pub use replace::OpenError;
 pub use sampler::{Sampling, SamplingError, argmax};
 pub use sequence::{Constraint, Event, Finish, Request, SequenceId};
 pub use share::Share;
+pub use store::{KeptPage, PageName, PageStore};

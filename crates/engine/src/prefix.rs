@@ -40,6 +40,19 @@ pub(crate) struct PrefixCache {
     entries: HashMap<u64, Entry>,
     /// The key of a page's entry.
     keys: HashMap<u32, u64>,
+    /// Full pages of sequences that have gone, from the first on, for whoever takes them; `None`: nobody does.
+    pub(crate) gone: Option<Vec<Gone>>,
+}
+
+/// A full page of a sequence that has gone.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    /// Of its entry.
+    pub(crate) key: u64,
+    pub(crate) page: u32,
+    pub(crate) tokens: [u32; PAGE],
+    /// It is the sequence's first page; the others follow the one before them.
+    pub(crate) first: bool,
 }
 
 /// Key of a page with these tokens after the pages that `before` stands for (0: none).
@@ -57,6 +70,10 @@ impl PrefixCache {
         for (page, tokens) in sequence.pages.iter().zip(sequence.tokens.chunks_exact(PAGE)).take(full) {
             // An equal page noted earlier gives way, so that the pages of a prefix go together.
             before = self.note(before, tokens, page, true, pool);
+            let number = page.number();
+            if let (Some(gone), Ok(tokens)) = (&mut self.gone, tokens.try_into()) {
+                gone.push(Gone { key: before, page: number, tokens, first: number == sequence.pages[0].number() });
+            }
         }
         sequence.release_pages(pool);
     }
@@ -103,6 +120,31 @@ impl PrefixCache {
         sequence.cached = sequence.pages.len() * PAGE;
         sequence.computed = sequence.cached;
         sequence.shared = (sequence.pages.len(), before);
+    }
+
+    /// How many leading pages of these tokens it has, and the key of the last of them.
+    pub(crate) fn known(&self, tokens: &[u32]) -> (usize, u64) {
+        let mut known = (0, 0);
+        for tokens in tokens.chunks_exact(PAGE) {
+            let this = key(known.1, tokens);
+            match self.entries.get(&this) {
+                Some(entry) if entry.before == known.1 && *entry.tokens == *tokens => known = (known.0 + 1, this),
+                _ => break,
+            }
+        }
+        known
+    }
+
+    /// Is the page still that of the entry with this key?
+    pub(crate) fn holds(&self, key: u64, page: u32) -> bool {
+        self.entries.get(&key).is_some_and(|entry| entry.page == page)
+    }
+
+    /// Takes in a page that has come from elsewhere, with these tokens after those that `before` stands for. Gives its key.
+    pub(crate) fn restore(&mut self, before: u64, tokens: &[u32], page: Page, pool: &mut KvPool) -> u64 {
+        let this = self.note(before, tokens, &page, false, pool);
+        pool.release(page);
+        this
     }
 
     /// The pages that it knows.

@@ -1,4 +1,5 @@
-//! Going on after the device was lost: another one takes its place, and every sequence is run again from its tokens.
+//! Going on after a step has failed, or the device was lost and another one takes its place: every sequence is run again from its
+//! tokens.
 //!
 //! ```text
 //! step ─DeviceError::Lost─► replace_device: drop the device ─► open another ─► load the weights ─► step …
@@ -8,11 +9,15 @@
 //! To a sequence it is as if its pages had been taken for others: its text stays what it would have been.
 
 use crate::engine::{Engine, EngineError};
+use crate::sequence::SequenceId;
 use std::sync::Arc;
 use std::time::Duration;
 use zinc_ir::device::{Caps, Device, DeviceError, MemoryInfo, ProgramId, Progress, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::{KvLayout, Plan, Step, StepOutput};
+
+/// A sequence for which so many steps have failed since its last token is not tried again.
+const MOST_FAILURES: u32 = 2;
 
 /// What may go wrong while a device is opened.
 pub type OpenError = Box<dyn std::error::Error + Send + Sync>;
@@ -25,6 +30,14 @@ impl EngineError {
 }
 
 impl Engine {
+    /// After an error of [`Engine::step_into`]: computes all sequences anew from their tokens, once what has failed works
+    /// again. A sequence that has had a part in two failed steps since its last token may be what they failed for: it is
+    /// dropped and named, and no more events of it come.
+    pub fn recover(&mut self) -> Vec<SequenceId> {
+        self.take_back();
+        self.scheduler.restart(MOST_FAILURES, &mut self.pool)
+    }
+
     /// Puts another device, which `open` gives, in the place of a lost one, loads the same weights onto it, and has all
     /// sequences run again from their tokens. The lost device is dropped first: its memory is needed. After an error this
     /// can be tried again, and steps fail until it succeeds.
@@ -44,6 +57,17 @@ impl Engine {
         device.load(&self.graph, &self.kv, weights, progress)?;
         self.device = device;
         Ok(())
+    }
+
+    /// Forgets all that the device holds: its programs, and K and V. Every sequence starts over.
+    fn forget_device(&mut self) {
+        self.take_back();
+        // No sequence is to blame.
+        self.scheduler.restart(u32::MAX, &mut self.pool);
+        self.forget_kept();
+        self.programs.clear();
+        self.failed.clear();
+        (self.ahead, self.ran) = (None, None);
     }
 }
 

@@ -123,7 +123,7 @@ pub(crate) struct Scheduler {
     /// In the order of the module's documentation when a batch was begun.
     #[expect(clippy::vec_box, reason = "they are sorted and taken out; sequences are large")]
     running: Vec<Box<Sequence>>,
-    prefixes: PrefixCache,
+    pub(crate) prefixes: PrefixCache,
     preemptions: u64,
     /// Sequences that were admitted, not yet told.
     started: Vec<Event>,

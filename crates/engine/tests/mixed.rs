@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zinc_engine::{Constraint, Engine, Event, Options, Request, Sampling, SequenceId};
-use zinc_ir::plan::Tail;
+use zinc_ir::plan::{Bucket, Tail};
 
 const PREDICT: u32 = 60;
 
@@ -72,6 +72,9 @@ fn alone(request: Request, rule: Option<Box<dyn Constraint>>) -> Outcome {
 fn the_device_goes_on_while_the_host_chooses_for_one() {
     let watch = Arc::new(Watch::default());
     let mut engine = watched(options(), &watch);
+    // Otherwise it is made beside the first steps, and they are together until it is there.
+    let bucket = Bucket { tokens: 4, outputs: 4, context: 256, sequences: 4, tail: Tail::Sample(64) };
+    engine.prepare(bucket, &mut |_| ()).unwrap();
     let mut requests: Vec<_> = (0..4).map(|seed| (drawn(seed), None)).collect();
     requests.push((drawn(9), rule()));
     let (outcomes, steps) = run(&mut engine, requests);

@@ -262,6 +262,31 @@ pub trait Device: Send {
         vec![]
     }
 
+    /// Begins to copy a KV page to the host: as the steps submitted so far leave it, whatever later ones write there. One page
+    /// at a time.
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        let _ = page;
+        Err(DeviceError::Unsupported("saving pages".into()))
+    }
+
+    /// Puts the page that [`Device::save_page`] was last called for into `bytes`, if it is there, which `wait` waits for.
+    /// False: not yet. After an error there is none.
+    fn saved_page(&mut self, wait: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        let _ = (wait, bytes);
+        Err(DeviceError::Misuse("no page is being saved"))
+    }
+
+    /// Puts the bytes of a saved page into this page, before all steps that are submitted from now on.
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _ = (page, bytes);
+        Err(DeviceError::Unsupported("loading pages".into()))
+    }
+
+    /// Names the order of the bytes of a page: what one device saves, others load that say the same.
+    fn page_format(&self) -> &'static str {
+        "none"
+    }
+
     /// Copies KV pages within the pool, for sharing a partly filled page: `(from, to)` page numbers.
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError>;
 }

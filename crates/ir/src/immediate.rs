@@ -16,6 +16,8 @@ pub struct Immediate {
     spare: Vec<StepOutput>,
     tickets: u64,
     chain: Vec<u32>,
+    /// The page that is being saved.
+    page: Option<Vec<u8>>,
 }
 
 impl Immediate {
@@ -51,6 +53,21 @@ impl Immediate {
         let ticket = Ticket(self.tickets);
         self.open.push_back((ticket, output));
         ticket
+    }
+
+    /// Keeps the bytes of a saved page.
+    pub fn save_page(&mut self, bytes: Vec<u8>) -> Result<(), DeviceError> {
+        if self.page.is_some() {
+            return Err(DeviceError::Misuse("a page is being saved already"));
+        }
+        self.page = Some(bytes);
+        Ok(())
+    }
+
+    /// Gives them.
+    pub fn saved_page(&mut self, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        *bytes = self.page.take().ok_or(DeviceError::Misuse("no page is being saved"))?;
+        Ok(true)
     }
 
     /// Gives the output of the oldest step.

@@ -36,6 +36,11 @@ impl Counter {
         self.0.fetch_add(n, Relaxed);
     }
 
+    /// For what something else counts.
+    pub(crate) fn raise(&self, to: u64) {
+        self.0.fetch_max(to, Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -111,6 +116,10 @@ pub(crate) struct Metrics {
     pub(crate) step_errors: Counter,
     /// Times that the device was lost.
     pub(crate) device_losses: Counter,
+    /// KV pages given to the disk.
+    pub(crate) pages_kept: Counter,
+    /// KV pages that have come from there.
+    pub(crate) pages_restored: Counter,
     pub(crate) first_token: Histogram,
     pub(crate) between_tokens: Histogram,
     pub(crate) whole: Histogram,
@@ -139,6 +148,8 @@ impl Metrics {
             steps: Counter::default(),
             step_errors: Counter::default(),
             device_losses: Counter::default(),
+            pages_kept: Counter::default(),
+            pages_restored: Counter::default(),
             first_token: seconds(),
             between_tokens: Histogram::new(GAPS),
             whole: seconds(),
@@ -198,6 +209,8 @@ impl Metrics {
             ("zinc_steps_total", "Steps of the engine.", self.steps.get()),
             ("zinc_step_errors_total", "Steps that failed.", self.step_errors.get()),
             ("zinc_device_losses_total", "Times that the device was lost.", self.device_losses.get()),
+            ("zinc_kv_pages_saved_total", "KV pages given to the disk (--kv-dir).", self.pages_kept.get()),
+            ("zinc_kv_pages_restored_total", "KV pages that have come from the disk.", self.pages_restored.get()),
         ] {
             number(name, "counter", about, &label, value as f64);
         }

@@ -18,7 +18,7 @@ use crate::reasoning::Guide;
 use crate::recovery::{Lost, Recovery};
 use crate::score::{Scored, score};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
@@ -26,6 +26,11 @@ use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, S
 
 /// Least time between two looks at how busy the engine is.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Pause where pages are to be kept on disk and the disk is busy.
+const BUSY: Duration = Duration::from_millis(2);
+/// Time that pages have to be kept when the server ends.
+const LAST_PAGES: Duration = Duration::from_secs(3);
 
 /// Tells the device's power.
 pub struct Power(Box<dyn Fn() -> Option<f32> + Send>);
@@ -198,19 +203,39 @@ impl Runner {
             }
         }
         self.fail_all(&Failure::Ending);
+        let end = Instant::now() + LAST_PAGES;
+        while self.engine.has_unsaved() && Instant::now() < end {
+            if !self.engine.save_page() {
+                std::thread::sleep(BUSY);
+            }
+        }
         self.look();
+    }
+
+    /// The next command, where there is nothing to compute; pages are kept until it comes. `None` at the end.
+    fn wait_for_command(&mut self) -> Option<Command> {
+        while self.engine.has_unsaved() {
+            let pause = if self.engine.save_page() { Duration::ZERO } else { BUSY };
+            match self.commands.recv_timeout(pause) {
+                Ok(command) => return Some(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        self.look();
+        self.commands.recv().ok()
     }
 
     /// Takes what has been asked; waits for something if there is no work. False at the end.
     fn take_commands(&mut self) -> bool {
         loop {
             let command = match self.live.is_empty() {
-                true => match self.commands.recv() {
-                    Ok(command) => {
+                true => match self.wait_for_command() {
+                    Some(command) => {
                         self.unbilled = Instant::now();
                         command
                     }
-                    Err(RecvError) => return false,
+                    None => return false,
                 },
                 false => match self.commands.try_recv() {
                     Ok(command) => command,
@@ -458,6 +483,9 @@ impl Runner {
         let mut slots: Vec<Slot> = self.live.values().map(Live::slot).collect();
         slots.sort_by_key(|slot| (!slot.started, slot.number));
         let (load, preemptions) = (self.engine.load(), self.engine.preemptions());
+        let (kept, restored) = self.engine.kept_pages();
+        self.metrics.pages_kept.raise(kept);
+        self.metrics.pages_restored.raise(restored);
         let snapshot = Snapshot { load, preemptions, slots, lost: self.lost.clone() };
         *self.snapshot.lock().unwrap_or_else(|poison| poison.into_inner()) = snapshot;
     }

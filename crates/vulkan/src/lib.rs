@@ -18,6 +18,7 @@ mod instance;
 mod measure;
 mod memory;
 mod model;
+mod pages;
 mod pipeline;
 mod program;
 mod repack;

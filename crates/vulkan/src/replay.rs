@@ -311,6 +311,13 @@ impl Queue {
         false
     }
 
+    /// Has submission `value` finished?
+    pub(crate) fn has_ended(&self, value: u64) -> Result<bool, VulkanError> {
+        // SAFETY: the semaphore is alive.
+        let reached = unsafe { self.gpu.raw.get_semaphore_counter_value(self.timeline) };
+        Ok(reached.map_err(VulkanError::of("vkGetSemaphoreCounterValue"))? >= value)
+    }
+
     /// Waits for everything submitted so far.
     pub(crate) fn idle(&self) -> Result<(), VulkanError> {
         self.wait(self.last, "waiting for the device")

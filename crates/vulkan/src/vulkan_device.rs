@@ -11,6 +11,7 @@ use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::model::{Model, Repackers};
+use crate::pages::Carriers;
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::program::{Program, Shared};
 use crate::replay::{Command, Queue, Recording};
@@ -110,6 +111,7 @@ pub struct VulkanDevice {
     /// Tokens that one step leaves to the next.
     chain: Buffer,
     flight: Flight,
+    carriers: Carriers,
     model: Option<Model>,
     repackers: Repackers,
     pipelines: Pipelines,
@@ -146,6 +148,7 @@ impl VulkanDevice {
             outgrown: vec![],
             chain: Buffer::new(&gpu, CHAIN_ROWS as u64 * 4, Place::Device, "chained tokens")?,
             flight: Flight::new(),
+            carriers: Carriers::default(),
             model: None,
             repackers: Repackers::new(lanes, size),
             pipelines: Pipelines::new(),
@@ -268,6 +271,7 @@ impl Device for VulkanDevice {
         self.programs.clear();
         self.outgrown.clear();
         self.ahead = None;
+        self.carriers = Carriers::default();
         self.model = None;
         let (gpu, queue) = (self.gpu.clone(), &mut self.queue);
         self.model = Some(Model::load(&gpu, queue, &mut self.repackers, graph, kv, weights, progress)?);
@@ -384,6 +388,24 @@ impl Device for VulkanDevice {
 
     fn kernel_costs(&self, kernels: &[&Kernel]) -> Vec<KernelCost> {
         costs(&self.gpu, kernels)
+    }
+
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        let model = self.model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        self.carriers.save(&self.gpu, &mut self.queue, model, page)
+    }
+
+    fn saved_page(&mut self, wait: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        self.carriers.saved(&self.queue, wait, bytes)
+    }
+
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        let model = self.model.as_ref().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        self.carriers.load(&self.gpu, &mut self.queue, model, page, bytes)
+    }
+
+    fn page_format(&self) -> &'static str {
+        "planes"
     }
 
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {

@@ -24,6 +24,7 @@ mod progress;
 mod prompt;
 mod roofline;
 mod session;
+mod size;
 mod source;
 mod tuned;
 

@@ -12,7 +12,9 @@ use zinc_ir::graph::{Graph, WeightId};
 use zinc_ir::immediate::Immediate;
 use zinc_ir::kernel::Scalar;
 use zinc_ir::kernel::interpret::{Access, Memory, Options, run};
-use zinc_ir::plan::{Buffer, CHAIN_ROWS, COUNTERS, Entry, KvLayout, Launch, LaunchArg, Plan, Span, Step, StepOutput};
+use zinc_ir::plan::{
+    Buffer, CHAIN_ROWS, COUNTERS, Entry, KvArea, KvLayout, KvType, Launch, LaunchArg, Plan, Span, Step, StepOutput,
+};
 
 /// Abilities of an imaginary GPU with one subgroup size, and 16×16×16 (8×8×8 below 16 lanes) half matrices.
 pub fn gpu_caps(subgroup_size: u32) -> Caps {
@@ -34,6 +36,7 @@ pub struct InterpretedDevice {
     seed: u64,
     weights: HashMap<WeightId, Arc<Vec<u8>>>,
     kv: Vec<u8>,
+    layout: Option<Arc<KvLayout>>,
     plans: Vec<Arc<Plan>>,
     /// Tokens that one step leaves to the next.
     chain: Vec<u8>,
@@ -49,11 +52,24 @@ impl InterpretedDevice {
             seed,
             weights: HashMap::new(),
             kv: vec![],
+            layout: None,
             plans: vec![],
             chain: vec![0xff; CHAIN_ROWS as usize * 4],
             counters: vec![0; COUNTERS as usize * 4],
             results: Immediate::default(),
         }
+    }
+
+    /// The pieces of the pool that a page consists of.
+    fn pieces(&self, page: u32) -> Result<Vec<std::ops::Range<usize>>, DeviceError> {
+        let kv = self.layout.as_ref().filter(|kv| page < kv.pages).ok_or(DeviceError::Misuse("no such page"))?;
+        let areas = kv.layers.iter().flat_map(|area| [(area.k, area, kv.types.k), (area.v, area, kv.types.v)]);
+        let piece = |(start, area, ty): (u64, &KvArea, KvType)| {
+            let bytes = area.page_bytes(ty) as usize;
+            let at = start as usize + page as usize * bytes;
+            at..at + bytes
+        };
+        Ok(areas.map(piece).collect())
     }
 
     fn launch(
@@ -154,6 +170,7 @@ impl Device for InterpretedDevice {
         }
         // Not zero: a kernel that reads a slot nobody wrote shall be seen.
         self.kv = vec![0xff; kv.bytes as usize];
+        self.layout = Some(kv.clone());
         Ok(())
     }
 
@@ -188,6 +205,33 @@ impl Device for InterpretedDevice {
 
     fn profile(&mut self, _program: ProgramId, _on: bool) -> Option<Vec<Duration>> {
         None
+    }
+
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        let pieces = self.pieces(page)?;
+        self.results.save_page(pieces.into_iter().flat_map(|piece| self.kv[piece].to_vec()).collect())
+    }
+
+    fn saved_page(&mut self, _wait: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        self.results.saved_page(bytes)
+    }
+
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        let pieces = self.pieces(page)?;
+        if pieces.iter().map(|piece| piece.len()).sum::<usize>() != bytes.len() {
+            return Err(DeviceError::Misuse("not the bytes of a page"));
+        }
+        let mut rest = bytes;
+        for piece in pieces {
+            let (head, tail) = rest.split_at(piece.len());
+            self.kv[piece].copy_from_slice(head);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn page_format(&self) -> &'static str {
+        "planes"
     }
 
     fn copy_pages(&mut self, _pairs: &[(u32, u32)]) -> Result<(), DeviceError> {

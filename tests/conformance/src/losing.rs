@@ -131,6 +131,21 @@ impl Device for LosingDevice {
     fn kernel_costs(&self, kernels: &[&Kernel]) -> Vec<KernelCost> {
         self.inner.kernel_costs(kernels)
     }
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        self.alive()?;
+        self.inner.save_page(page)
+    }
+    fn saved_page(&mut self, wait: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        self.alive()?;
+        self.inner.saved_page(wait, bytes)
+    }
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.alive()?;
+        self.inner.load_page(page, bytes)
+    }
+    fn page_format(&self) -> &'static str {
+        self.inner.page_format()
+    }
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
         self.alive()?;
         self.inner.copy_pages(pairs)

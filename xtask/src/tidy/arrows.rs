@@ -19,10 +19,25 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("engine", &["compiler", "ir"]),
     ("predict", &["ir"]),
     ("tuner", &["compiler", "ir"]),
+    ("snapshots", &["engine", "ir"]),
     ("serve", &["engine", "text", "ir"]),
     (
         "zinc",
-        &["serve", "engine", "compiler", "predict", "tuner", "models", "text", "vulkan", "cpu", "spirv", "gguf", "ir"],
+        &[
+            "serve",
+            "snapshots",
+            "engine",
+            "compiler",
+            "predict",
+            "tuner",
+            "models",
+            "text",
+            "vulkan",
+            "cpu",
+            "spirv",
+            "gguf",
+            "ir",
+        ],
     ),
 ];
 

@@ -333,6 +333,60 @@ fn append_rows<E: KvElement>(isa: Isa, layer: &mut KvLayer<E>, step: &Step, k: &
     }
 }
 
+/// The bytes of a page: K and then V, layer after layer, in this device's own order.
+pub(super) fn save_page(kv: &mut Kv, page: u32, pages: u32) -> Result<Vec<u8>, DeviceError> {
+    fn save<E: KvElement>(layers: &[KvLayer<E>], page: usize) -> Vec<u8> {
+        let mut bytes = vec![];
+        for layer in layers {
+            let size = layer.area.page();
+            [&layer.k, &layer.v].into_iter().for_each(|all| E::save(&all[page * size..(page + 1) * size], &mut bytes));
+        }
+        bytes
+    }
+    if page >= pages {
+        return Err(DeviceError::Misuse("a page to save is not in the pool"));
+    }
+    let page = page as usize;
+    Ok(match kv {
+        Kv::F32(layers) => save(layers, page),
+        Kv::F16(layers) => save(layers, page),
+        Kv::Stored(layers) => {
+            layers.iter_mut().flat_map(|layer| &mut layer.stored).flat_map(|all| all.page(page).to_vec()).collect()
+        }
+    })
+}
+
+/// Puts the bytes that [`save_page`] gives into a page.
+pub(super) fn load_page(kv: &mut Kv, page: u32, bytes: &[u8], pages: u32) -> Result<(), DeviceError> {
+    fn load<'a, E: KvElement>(layers: &mut [KvLayer<E>], page: usize, mut bytes: &'a [u8]) -> Option<&'a [u8]> {
+        for layer in layers {
+            let size = layer.area.page();
+            for all in [&mut layer.k, &mut layer.v] {
+                bytes = E::load_from(&mut all[page * size..(page + 1) * size], bytes)?;
+            }
+        }
+        Some(bytes)
+    }
+    if page >= pages {
+        return Err(DeviceError::Misuse("a page to load is not in the pool"));
+    }
+    let page = page as usize;
+    let rest = match kv {
+        Kv::F32(layers) => load(layers, page, bytes),
+        Kv::F16(layers) => load(layers, page, bytes),
+        Kv::Stored(layers) => layers.iter_mut().flat_map(|layer| &mut layer.stored).try_fold(bytes, |bytes, all| {
+            let to = all.page(page);
+            let (mine, rest) = bytes.split_at_checked(to.len())?;
+            to.copy_from_slice(mine);
+            Some(rest)
+        }),
+    };
+    match rest {
+        Some([]) => Ok(()),
+        _ => Err(DeviceError::Misuse("not the bytes of a page")),
+    }
+}
+
 /// Copies pages within all layers.
 pub(super) fn copy_pages(kv: &mut Kv, pairs: &[(u32, u32)], pages: u32) -> Result<(), DeviceError> {
     if pairs.iter().any(|(from, to)| from.max(to) >= &pages) {

@@ -178,6 +178,24 @@ impl Device for CpuDevice {
         last
     }
 
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        let model = self.model.as_mut().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        self.results.save_page(execute::save_page(&mut model.kv, page, model.layout.pages)?)
+    }
+
+    fn saved_page(&mut self, _wait: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        self.results.saved_page(bytes)
+    }
+
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        let model = self.model.as_mut().ok_or(DeviceError::Misuse("no model is loaded"))?;
+        execute::load_page(&mut model.kv, page, bytes, model.layout.pages)
+    }
+
+    fn page_format(&self) -> &'static str {
+        "cpu"
+    }
+
     fn copy_pages(&mut self, pairs: &[(u32, u32)]) -> Result<(), DeviceError> {
         let model = self.model.as_mut().ok_or(DeviceError::Misuse("no model is loaded"))?;
         execute::copy_pages(&mut model.kv, pairs, model.layout.pages)

@@ -200,9 +200,31 @@ impl Device for FakeDevice {
     fn profile(&mut self, _: ProgramId, _: bool) -> Option<Vec<std::time::Duration>> {
         None
     }
+    fn save_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        let slots = &self.memory[(page * PAGE_TOKENS) as usize..][..PAGE_TOKENS as usize];
+        let bytes =
+            |slot: &(u32, u32, u64)| [&slot.0.to_le_bytes()[..], &slot.1.to_le_bytes(), &slot.2.to_le_bytes()].concat();
+        self.results.save_page(slots.iter().flat_map(bytes).collect())
+    }
+    fn saved_page(&mut self, _: bool, bytes: &mut Vec<u8>) -> Result<bool, DeviceError> {
+        self.results.saved_page(bytes)
+    }
+    fn load_page(&mut self, page: u32, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.watch.call()?;
+        let word = |b: &[u8]| u32::from_le_bytes(b.try_into().unwrap());
+        for (i, slot) in bytes.chunks_exact(16).enumerate() {
+            let hash = word(&slot[8..12]) as u64 | (word(&slot[12..]) as u64) << 32;
+            self.memory[(page * PAGE_TOKENS) as usize + i] = (word(&slot[..4]), word(&slot[4..8]), hash);
+        }
+        Ok(())
+    }
     fn copy_pages(&mut self, _: &[(u32, u32)]) -> Result<(), DeviceError> {
         Ok(())
     }
+}
+
+pub(crate) fn fake_device() -> Box<dyn Device> {
+    Box::new(FakeDevice::new(&Arc::default()))
 }
 
 pub(crate) struct NoWeights;

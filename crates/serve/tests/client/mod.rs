@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 use zinc_engine::{Engine, OpenError, Options, Sampling};
 use zinc_gguf::Gguf;
 use zinc_ir::device::Device;
+use zinc_ir::plan::KvTypes;
 use zinc_models::GgufWeights;
 use zinc_serve::{Config, Loaded, Pooling, Reasoning, Revival, ServeError, Server, Stop};
+use zinc_snapshots::Snapshots;
 use zinc_text::{ChatTemplate, Tokenizer};
 
 /// How the model under test is set up.
@@ -59,7 +61,19 @@ pub(crate) fn load_model(name: &str, setup: Setup) -> Result<Loaded, String> {
 }
 
 /// One on any device.
-pub(crate) fn load_on(name: &str, setup: Setup, mut open: Open) -> Result<Loaded, String> {
+pub(crate) fn load_on(name: &str, setup: Setup, open: Open) -> Result<Loaded, String> {
+    load_kept(name, setup, open, None)
+}
+
+/// K and V on disk: where, how much, and in which types.
+pub(crate) struct Kept {
+    pub(crate) folder: PathBuf,
+    pub(crate) limit: u64,
+    pub(crate) kv: KvTypes,
+}
+
+/// One with K and V on disk.
+pub(crate) fn load_kept(name: &str, setup: Setup, mut open: Open, kept: Option<Kept>) -> Result<Loaded, String> {
     let models = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/arch"));
     let file = models.join(name).join("model.gguf");
     let gguf = Arc::new(Gguf::open(&file).map_err(|e| e.to_string())?);
@@ -67,8 +81,15 @@ pub(crate) fn load_on(name: &str, setup: Setup, mut open: Open) -> Result<Loaded
     let weights = GgufWeights::new(gguf.clone(), &model.graph).map_err(|e| e.to_string())?;
     let device = open().map_err(|e| e.to_string())?;
     let Setup { context, parallel, pages, .. } = setup;
-    let options = Options { context, sequences: parallel, pages, rows: 64, ..Options::default() };
-    let engine = Engine::new(device, model.graph.clone(), &weights, options, &mut |_| ()).map_err(|e| e.to_string())?;
+    let kv = kept.as_ref().map_or(Options::default().kv, |kept| kept.kv);
+    let options = Options { context, sequences: parallel, pages, kv, rows: 64, ..Options::default() };
+    let mut engine =
+        Engine::new(device, model.graph.clone(), &weights, options, &mut |_| ()).map_err(|e| e.to_string())?;
+    if let Some(Kept { folder, limit, .. }) = kept {
+        let identity = zinc_snapshots::identity(&engine, &weights);
+        let snapshots = Snapshots::open(&folder, limit, identity).map_err(|e| e.to_string())?;
+        engine.keep_pages_in(Box::new(snapshots));
+    }
     let template = match setup.template {
         "" => ChatTemplate::builtin("chatml"),
         source => ChatTemplate::new(source),

@@ -11,7 +11,8 @@ use crate::interrupt::Interrupt;
 use crate::output::say;
 use crate::power;
 use crate::prompt;
-use crate::session::{Begun, Needs};
+use crate::session::{Begun, Needs, Session};
+use crate::size::Size;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use zinc_serve::{
     Collector, Config, Keys, Ledger, Loaded, LogFormat, Patience, Pooling, Reasoning, Reload, Revival, ServeError,
     Server, Tls, log_to_stderr,
 };
+use zinc_snapshots::{Snapshots, identity};
 use zinc_text::ChatTemplate;
 
 /// Answers OpenAI's and llama.cpp's clients over HTTP.
@@ -117,6 +119,13 @@ struct ServerArgs {
     /// `traceparent` is continued
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
+    /// Keep K and V of prompts and answers in this folder: after a restart, a prompt that begins like one of them need not be
+    /// computed again. Holds what has been said, as tokens: nobody else should be able to read it. Several servers may share it
+    #[arg(long, value_name = "DIR")]
+    kv_dir: Option<PathBuf>,
+    /// Most disk space for --kv-dir, such as 500MiB or 10GiB; what was not used for longest is deleted
+    #[arg(long, default_value = "10GiB", value_name = "SIZE", requires = "kv_dir")]
+    kv_dir_size: Size,
     /// Form of log lines
     #[arg(long, default_value = "text", value_name = "FORM")]
     log_format: Form,
@@ -318,7 +327,10 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
         other => other?,
     };
     let parallel = arguments.server.parallel;
-    let session = begun.load_for(&arguments.compute, Needs::Usual, parallel, &interrupt)?;
+    let mut session = begun.load_for(&arguments.compute, Needs::Usual, parallel, &interrupt)?;
+    if let Some(folder) = &arguments.server.kv_dir {
+        keep_pages(&mut session, folder, arguments.server.kv_dir_size)?;
+    }
     let pooling = match arguments.server.pooling {
         Some(Pooled::Mean) => Some(Pooling::Mean),
         Some(Pooled::Last) => Some(Pooling::Last),
@@ -341,6 +353,15 @@ fn load(arguments: &Arguments, sampling: Sampling) -> Result<Loaded> {
         parallel,
         revival: Some(Revival { open: session.reopen, weights: session.source.weights, pause: PAUSE }),
     })
+}
+
+/// Has the engine keep its pages in a folder of at most so many bytes.
+fn keep_pages(session: &mut Session, folder: &Path, limit: Size) -> Result<()> {
+    let identity = identity(&session.engine, session.source.weights.as_ref());
+    let snapshots = Snapshots::open(folder, limit.0, identity)
+        .with_context(|| format!("cannot keep K and V in {}", folder.display()))?;
+    session.engine.keep_pages_in(Box::new(snapshots));
+    Ok(())
 }
 
 /// What clients may call the model: the names given, or the file's and the one it has inside.
