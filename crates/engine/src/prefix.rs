@@ -21,7 +21,7 @@
 use crate::pool::{KvPool, Page};
 use crate::sequence::Sequence;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, RandomState};
 use zinc_ir::plan::PAGE_TOKENS;
 
 const PAGE: usize = PAGE_TOKENS as usize;
@@ -42,6 +42,8 @@ pub(crate) struct PrefixCache {
     keys: HashMap<u32, u64>,
     /// Full pages of sequences that have gone, from the first on, for whoever takes them; `None`: nobody does.
     pub(crate) gone: Option<Vec<Gone>>,
+    /// Has a seed of its own, so that nobody can make up prompts whose pages have the same key.
+    hasher: RandomState,
 }
 
 /// A full page of a sequence that has gone.
@@ -55,14 +57,12 @@ pub(crate) struct Gone {
     pub(crate) first: bool,
 }
 
-/// Key of a page with these tokens after the pages that `before` stands for (0: none).
-fn key(before: u64, tokens: &[u32]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (before, tokens).hash(&mut hasher);
-    hasher.finish()
-}
-
 impl PrefixCache {
+    /// Key of a page with these tokens after the pages that `before` stands for (0: none).
+    fn key(&self, before: u64, tokens: &[u32]) -> u64 {
+        self.hasher.hash_one((before, tokens))
+    }
+
     /// Takes note of the full pages of a sequence that goes, and gives all of its pages back: it has none afterwards.
     pub(crate) fn keep(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         let full = sequence.computed / PAGE;
@@ -91,7 +91,7 @@ impl PrefixCache {
     /// Makes an entry for a page with these [`PAGE`] tokens after those that `before` stands for, and gives its key. An
     /// equal page noted earlier stays unless this one is to `replace` it.
     fn note(&mut self, before: u64, tokens: &[u32], page: &Page, replace: bool, pool: &mut KvPool) -> u64 {
-        let this = key(before, tokens);
+        let this = self.key(before, tokens);
         if let Some(entry) = self.entries.get(&this) {
             let equal = entry.before == before && *entry.tokens == *tokens;
             if equal && (!replace || entry.page == page.number()) {
@@ -109,7 +109,7 @@ impl PrefixCache {
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         let mut before = 0;
         for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
-            let this = key(before, tokens);
+            let this = self.key(before, tokens);
             let Some(entry) = self.entries.get(&this) else { break };
             if entry.before != before || *entry.tokens != *tokens {
                 break;
@@ -126,7 +126,7 @@ impl PrefixCache {
     pub(crate) fn known(&self, tokens: &[u32]) -> (usize, u64) {
         let mut known = (0, 0);
         for tokens in tokens.chunks_exact(PAGE) {
-            let this = key(known.1, tokens);
+            let this = self.key(known.1, tokens);
             match self.entries.get(&this) {
                 Some(entry) if entry.before == known.1 && *entry.tokens == *tokens => known = (known.0 + 1, this),
                 _ => break,
