@@ -21,7 +21,7 @@ fn keys_are_made_limited_served_and_summed_up() {
     let listed = stdout(&zinc(&["keys", "list", &file]));
     assert_eq!(listed, "plain\nalice  rpm=2 expires=2999-01-31\nbob\n");
     fails(&make(&["--name", "x", "rmp=2"]), 2, &["`rmp` is not known", "rpm"]);
-    fails(&make(&["--name", "x y"]), 2, &["x"]);
+    fails(&make(&["--name", "x y"]), 2, &["`x y`"]);
     fails(&zinc(&["keys", "usage", "no-such-ledger"]), 1, &["no-such-ledger"]);
 
     let served = Served::start(&[&model("llama"), "--api-key-file", &file, "--ledger", &ledger]);

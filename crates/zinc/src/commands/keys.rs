@@ -72,6 +72,9 @@ pub(super) fn keys_of(path: &Path) -> Result<Keys> {
 }
 
 fn new(file: &Path, name: &str, rules: &[String]) -> Result<()> {
+    if name.contains(char::is_whitespace) {
+        return Err(usage(format!("the name `{name}` has white space in it; names are letters, digits, and - _ . @")));
+    }
     let mut random = [0; 24];
     getrandom::fill(&mut random).context("the system gives no random numbers")?;
     let key: String = random.iter().fold("sk-".into(), |key, byte| format!("{key}{byte:02x}"));
