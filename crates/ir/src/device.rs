@@ -41,6 +41,8 @@ pub struct Caps {
     pub max_grid: [u32; 3],
     /// Cooperative-matrix shapes, subgroup scope.
     pub matrices: Vec<MatrixShape>,
+    /// Lanes hold 16×16 matrices A of halves as [`crate::kernel::quad_place`] says, so that they may be composed.
+    pub quads: bool,
     /// Workgroups of 256 lanes that fill the device once (compute units × a few); sizes grids and splits.
     pub parallel_tiles: u32,
 }
@@ -55,6 +57,7 @@ impl Caps {
             max_shared_bytes: 0,
             max_grid: [1; 3],
             matrices: vec![],
+            quads: false,
             parallel_tiles: 1,
         }
     }

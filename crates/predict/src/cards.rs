@@ -226,6 +226,7 @@ impl Card {
             max_shared_bytes: self.shared_kib << 10,
             max_grid: [65535; 3],
             matrices: if self.matrices { vec![square(Scalar::F32), square(Scalar::F16)] } else { vec![] },
+            quads: false,
             parallel_tiles: self.units * 8,
         }
     }

@@ -21,6 +21,7 @@ mod model;
 mod pages;
 mod pipeline;
 mod program;
+mod quads;
 mod repack;
 mod replay;
 mod report;

@@ -141,6 +141,7 @@ impl DeviceReport {
             max_shared_bytes: self.shared_bytes,
             max_grid: self.max_grid,
             matrices: self.matrices.clone(),
+            quads: false,
             parallel_tiles: parallel,
         }
     }

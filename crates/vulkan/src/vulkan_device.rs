@@ -14,6 +14,7 @@ use crate::model::{Model, Repackers};
 use crate::pages::Carriers;
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::program::{Program, Shared};
+use crate::quads;
 use crate::replay::{Command, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
 use crate::stats::costs;
@@ -141,7 +142,7 @@ impl VulkanDevice {
             caps.matrices.clear();
         }
         let lanes = 256.min(caps.max_workgroup / size * size);
-        Ok(VulkanDevice {
+        let mut device = VulkanDevice {
             queue: Queue::new(&gpu, options.timeout)?,
             programs: vec![],
             scratch: None,
@@ -154,9 +155,11 @@ impl VulkanDevice {
             pipelines: Pipelines::new(),
             ahead: None,
             cache: Arc::new(KernelCache::new(options.cache.as_deref(), report)),
-            caps,
+            caps: caps.clone(),
             gpu,
-        })
+        };
+        device.caps.quads = quads::look(&mut device, &caps)?;
+        Ok(device)
     }
 
     /// From now on the device counts as lost when a wait takes longer than this.

@@ -38,6 +38,7 @@ fn plain() -> Caps {
         max_shared_bytes: 32 << 10,
         max_grid: [65535; 3],
         matrices: vec![],
+        quads: false,
         parallel_tiles: 256,
     }
 }
@@ -62,5 +63,5 @@ fn rdna3() -> Caps {
 
 fn hopper() -> Caps {
     let (max_shared_bytes, max_grid) = (48 << 10, [i32::MAX as u32, 65535, 65535]);
-    Caps { matrices: squares(16), max_shared_bytes, max_grid, parallel_tiles: 132 * 8, ..plain() }
+    Caps { matrices: squares(16), quads: true, max_shared_bytes, max_grid, parallel_tiles: 132 * 8, ..plain() }
 }

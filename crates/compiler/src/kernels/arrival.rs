@@ -10,10 +10,26 @@
 use zinc_ir::kernel::{Builder, Order, Type, Val};
 use zinc_ir::quant::UNIT;
 
+/// The shared memory of [`last`].
+pub(super) fn memory(b: &Builder) -> u32 {
+    b.shared("arrived", Type::U32, 1)
+}
+
+/// [`last_in`] with memory of its own.
+pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts: Val<'b>, then: impl FnOnce()) {
+    last_in(b, memory(b), counters, index, parts, then);
+}
+
 /// Runs `then` in that one of `parts` tiles, at least one, with counter `index` that comes last. All lanes of the workgroup come here,
 /// and what they have written is read by way of write-read arguments ([`super::args::Args::write_read`]).
-pub(super) fn last<'b>(b: &'b Builder, counters: Val<'b>, index: Val<'b>, parts: Val<'b>, then: impl FnOnce()) {
-    let arrived = b.shared("arrived", Type::U32, 1);
+pub(super) fn last_in<'b>(
+    b: &'b Builder,
+    arrived: u32,
+    counters: Val<'b>,
+    index: Val<'b>,
+    parts: Val<'b>,
+    then: impl FnOnce(),
+) {
     b.barrier();
     b.if_(b.local_id().eq(0), || {
         let before = b.atomic_add(counters, index * 4, b.u32(1), Order::AcquireRelease);

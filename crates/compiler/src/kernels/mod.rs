@@ -69,6 +69,7 @@ pub static TEMPLATES: &[&Template] = &[
     &rope_append::ROPE_APPEND,
     &matmul::GLU,
     &matmul::RESIDUAL,
+    &matmul::MERGED,
     &matmul::MATMUL,
     &attention_matrices::ATTENTION_MATRICES,
     &attention_tiled::ATTENTION_TILED,

@@ -60,6 +60,24 @@ pub(super) fn fill_small(b: &Builder, weight: &Weight, lanes: u32) {
     }
 }
 
+/// [`fill_small`] for several weights.
+pub(super) fn fill_all_small(b: &Builder, weights: &[&Weight], lanes: u32) {
+    let tables = distinct_small(weights);
+    tables.iter().for_each(|table| fill_one(b, table, 1, lanes));
+    if !tables.is_empty() {
+        b.barrier();
+    }
+}
+
+/// Bytes of workgroup memory that [`fill_all_small`] takes.
+pub(super) fn all_small_bytes(weights: &[&Weight]) -> u32 {
+    distinct_small(weights).iter().map(|t| t.entries * 4).sum()
+}
+
+fn distinct_small(weights: &[&Weight]) -> Vec<&'static Table> {
+    distinct(weights).into_iter().filter(|t| t.entries * 4 <= SMALL_BYTES).collect()
+}
+
 /// Bytes of workgroup memory that [`fill_small`] takes.
 pub(super) fn small_bytes(format: &QuantFormat) -> u32 {
     small(format).map(|t| t.entries * 4).sum()

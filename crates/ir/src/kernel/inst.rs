@@ -26,14 +26,15 @@
 //!   the pattern is *write, barrier, one lane adds, barrier, read*.
 //! * Which lane holds which element of a matrix is unspecified, but the same for all matrices of one type, and each
 //!   element of an accumulator has one lane: [`Op::MatrixElement`] and [`Op::MatrixCompose`] can compute a matrix from
-//!   others of its type, element by element, and nothing that depends on where an element is.
+//!   others of its type, element by element, and nothing that depends on where an element is. The exception is a matrix
+//!   [in quads](MatrixType::in_quads), whose lanes hold what [`quad_place`] says: on devices where that is so.
 //! * Subgroup operations, barriers and matrix operations need *uniform* control flow: all lanes of the subgroup
 //!   (barrier: of the workgroup) are active. The verifier rejects what it cannot prove uniform.
 //! * Integer arithmetic wraps. Shifts by the width or more, integer division by zero, and remainders of negative
 //!   I32 are undefined (the interpreter reports them). F32 follows IEEE round-to-nearest except that FMA contraction
 //!   is only where [`Op::Fma`] says so, and that denormals may flush. Bool has no memory form.
 
-pub use super::types::{MatrixType, MatrixUse, Scalar, Type};
+pub use super::types::{MatrixType, MatrixUse, Scalar, Type, quad_place};
 
 /// Handle of an operation and of the value it defines.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -301,9 +302,9 @@ pub enum Op {
     MatrixSplat(Value),
     /// a × b + c.
     MatrixMulAdd(Value, Value, Value),
-    /// The lane's element number `n` of an accumulator, of [`MatrixType::elements_per_lane`].
+    /// The lane's element number `n` of an accumulator or a matrix in quads, of [`MatrixType::elements_per_lane`].
     MatrixElement(Value, u32),
-    /// An accumulator from each lane's elements, in the order of [`Op::MatrixElement`].
+    /// A matrix from each lane's elements, in the order of [`Op::MatrixElement`].
     MatrixCompose(Vec<Value>),
     /// Structured choice; each branch ends by yielding one value per result.
     If {

@@ -73,11 +73,31 @@ impl MatrixType {
     pub const fn elements(self) -> u32 {
         self.rows as u32 * self.cols as u32
     }
-    /// Elements of an accumulator that each lane of a subgroup holds; `None` if they cannot be dealt out evenly.
+    /// Elements of an accumulator, or of a matrix [in quads](MatrixType::in_quads), that each lane of a subgroup holds;
+    /// `None` if they cannot be dealt out evenly.
     pub const fn elements_per_lane(self, subgroup_size: u32) -> Option<u32> {
         let even = self.elements().is_multiple_of(subgroup_size) && self.elements() > 0;
-        if even && matches!(self.usage, MatrixUse::Acc) { Some(self.elements() / subgroup_size) } else { None }
+        let known = matches!(self.usage, MatrixUse::Acc) || self.in_quads(subgroup_size);
+        if even && known { Some(self.elements() / subgroup_size) } else { None }
     }
+    /// Is this a matrix whose elements lanes may hold in quads? See [`quad_place`].
+    pub const fn in_quads(self, subgroup_size: u32) -> bool {
+        let halves = matches!((self.usage, self.scalar), (MatrixUse::A, Scalar::F16));
+        halves && self.rows == 16 && self.cols == 16 && subgroup_size == 32
+    }
+}
+
+/// Row and column of a lane's element number `element` in a 16×16 matrix A of halves whose elements are dealt out *in
+/// quads*: four neighbouring lanes share two rows, eight apart. It is the layout of PTX's `mma.m16n8k16`; a device that has
+/// it says so in [`crate::device::Caps::quads`].
+///
+/// ```text
+/// lane 4g + t   elements 0 1: row g,     columns 2t, 2t + 1        4 5: row g,     columns 2t + 8, 2t + 9
+///               elements 2 3: row g + 8, columns 2t, 2t + 1        6 7: row g + 8, columns 2t + 8, 2t + 9
+/// ```
+pub const fn quad_place(lane: u32, element: u32) -> (u32, u32) {
+    let (row, pair) = (lane / 4, lane % 4);
+    (row + element / 2 % 2 * 8, pair * 2 + element % 2 + element / 4 * 8)
 }
 
 /// Type of a value.

@@ -285,13 +285,30 @@ impl<'b> Weights<'b> {
     pub fn halves(&self, b: &'b Builder) -> [Val<'b>; 2] {
         let words: Vec<Val<'b>> = match self {
             Weights::Floats(quads) => quads.iter().flat_map(|q| words_of(q.to(Scalar::F16))).collect(),
-            Weights::Bytes { packed, signed, scale, bias } => {
-                let scale = (*scale * 256.0).to(Scalar::F16).splat(2);
-                let bias = bias.map(|bias| bias.to(Scalar::F16).splat(2));
-                packed.iter().flat_map(|word| scaled_halves(b, *word, *signed, scale, bias)).collect()
+            Weights::Bytes { .. } => {
+                let in_order = |pairs: [Val<'b>; 2]| {
+                    let [even, odd] = pairs.map(|pair| pair.bitcast(Type::U32));
+                    [even & 0xffff | odd << 16, even >> 16 | odd & 0xffff_0000u32]
+                };
+                self.half_pairs(b).into_iter().flat_map(in_order).collect()
             }
         };
         [0, 4].map(|i| b.compose(&words[i..i + 4]))
+    }
+
+    /// The same as pairs of halves: of each four weights, the first and third, then the second and fourth.
+    pub fn half_pairs(&self, b: &'b Builder) -> [[Val<'b>; 2]; 4] {
+        match self {
+            Weights::Floats(quads) => quads.map(|quad| {
+                let quad = quad.to(Scalar::F16);
+                [0, 1].map(|i| b.compose(&[quad.lane(i), quad.lane(i + 2)]))
+            }),
+            Weights::Bytes { packed, signed, scale, bias } => {
+                let scale = (*scale * 256.0).to(Scalar::F16).splat(2);
+                let bias = bias.map(|bias| bias.to(Scalar::F16).splat(2));
+                packed.map(|word| scaled_pairs(b, word, *signed, scale, bias))
+            }
+        }
     }
 }
 
@@ -301,8 +318,8 @@ fn words_of(quad: Val<'_>) -> [Val<'_>; 2] {
     [words.lane(0), words.lane(1)]
 }
 
-/// `scale · byte / 256 + bias` of the four bytes of a word, in order, two halves to a word.
-fn scaled_halves<'b>(
+/// `scale · byte / 256 + bias` of the four bytes of a word: of bytes 0 and 2, of bytes 1 and 3.
+fn scaled_pairs<'b>(
     b: &'b Builder,
     word: Val<'b>,
     signed: bool,
@@ -312,15 +329,13 @@ fn scaled_halves<'b>(
     // 0x4400 is 4, whose neighbours are 1 / 256 apart: OR-ing a byte in adds so many. Signed bytes are moved up by 128.
     let (word, zero) = if signed { (word ^ 0x8080_8080u32, 0x4480) } else { (word, 0x4400) };
     let pair = Type::Vec(Scalar::F16, 2);
-    let [even, odd] = [word, word >> 8].map(|w| {
+    [word, word >> 8].map(|w| {
         let level = (w & 0x00ff_00ffu32 | 0x4400_4400u32).bitcast(pair) - b.f16_bits(zero).splat(2);
-        let value = match bias {
+        match bias {
             Some(bias) => b.fma(level, scale, bias),
             None => level * scale,
-        };
-        value.bitcast(Type::U32)
-    });
-    [even & 0xffff | odd << 16, even >> 16 | odd & 0xffff_0000u32]
+        }
+    })
 }
 
 /// Spreads the low four bits of each word in `bits` to bit 4 of the four bytes of a word.

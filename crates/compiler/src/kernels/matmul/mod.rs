@@ -14,11 +14,13 @@
 mod experts;
 mod fma;
 mod matrices;
+mod merged;
 mod narrow;
+mod quads;
 mod stage;
 
 use super::args::{Args, launch};
-use super::{dot, halve, matvec, tables};
+use super::{arrival, dot, halve, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
 use crate::{CompileError, Region};
@@ -29,6 +31,7 @@ use zinc_ir::kernel::{Builder, Val};
 use zinc_ir::plan::{ActPrecision, Input};
 
 pub(super) use experts::SORTED as EXPERTS;
+pub(super) use merged::MERGED;
 
 pub(super) static MATMUL: Template = Template {
     name: "matmul",
@@ -151,37 +154,51 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tiles = grid[1];
     let temps: Vec<u64> = plan.temps(tiles);
     let product = launch(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
-        let last_row = b.u32(size.rows - 1);
-        let stage = Stage {
-            weight,
-            size,
-            features: plan.features(),
-            rows: plan.rows(),
-            lanes: plan.lanes(ctx),
-            // Tiles of the same weights run side by side: they are read from memory once.
-            first_feature: b.tile(1) * plan.features(),
-            first_weight: None,
-            x: args.read("x", Operand::Value(parts.source.x)),
-            halves: ctx.halves(parts.source.x),
-            lines: Lines {
-                first: if temps.is_empty() { b.tile(0) * plan.rows() } else { b.u32(0) },
-                last: last_row,
-                picks: parts
-                    .source
-                    .select
-                    .then(|| Picks { numbers: args.read("outputs", Operand::Input(Input::Outputs)), per: 1 }),
-            },
-            bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
-        };
-        let end = Epilogue::new(args, region, &parts, size, last_row, &plan);
+        let first_row = if temps.is_empty() { b.tile(0) * plan.rows() } else { b.u32(0) };
+        let stage = stage_of(b, args, ctx, &parts, size, &plan, b.tile(1), first_row);
+        let end = Epilogue::new(args, region, &parts, size, stage.lines.last, &plan);
         let slices = (!temps.is_empty()).then(|| narrow::Slices {
             partial: args.write_read("partial", Operand::Temp(0)),
             counters: args.read_write("counters", Operand::Counters(tiles)),
+            arrived: arrival::memory(b),
         });
         tables::fill_small(b, weight, plan.lanes(ctx));
         plan.body(b, &stage, &end, slices.as_ref());
     });
     Ok(Emission { launches: vec![product], temps, cuts: None })
+}
+
+/// What tile `tile` of features reads, from row `first_row` on.
+#[allow(clippy::too_many_arguments)]
+fn stage_of<'a, 'b>(
+    b: &'b Builder,
+    args: &Args<'b>,
+    ctx: &Ctx<'a>,
+    parts: &matvec::Parts,
+    size: Size,
+    way: &Way,
+    tile: Val<'b>,
+    first_row: Val<'b>,
+) -> Stage<'a, 'b> {
+    let outputs = || args.read("outputs", Operand::Input(Input::Outputs));
+    Stage {
+        weight: ctx.graph.weight_of(parts.products[0]),
+        size,
+        features: way.features(),
+        rows: way.rows(),
+        lanes: way.lanes(ctx),
+        // Tiles of the same weights run side by side: they are read from memory once.
+        first_feature: tile * way.features(),
+        first_weight: None,
+        x: args.read("x", Operand::Value(parts.source.x)),
+        halves: ctx.halves(parts.source.x),
+        lines: Lines {
+            first: first_row,
+            last: b.u32(size.rows - 1),
+            picks: parts.source.select.then(|| Picks { numbers: outputs(), per: 1 }),
+        },
+        bases: parts.products.iter().map(|w| args.read("weight", Operand::Weight(*w))).collect(),
+    }
 }
 
 /// How a product is computed.
@@ -231,7 +248,7 @@ impl Way {
         match self {
             Way::Fma(tile) => fma::body(b, tile, stage, end),
             Way::Matrices(tile) => matrices::body(b, tile, stage, end),
-            Way::Narrow(tile) => narrow::body(b, tile, stage, end, slices),
+            Way::Narrow(tile) => narrow::body(b, tile, stage, end, slices, tile.memory(b)),
         }
     }
     fn name(&self) -> String {

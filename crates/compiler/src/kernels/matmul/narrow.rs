@@ -14,8 +14,8 @@
 //! anything else. Columns are divided among the subgroups of a workgroup and, where there are too few features to fill the
 //! device, among workgroups, the last of which adds their sums up.
 
-use super::stage::Stage;
-use super::{Epilogue, Size};
+use super::stage::{Asked, Stage};
+use super::{Epilogue, Size, quads};
 use crate::kernels::arrival;
 use crate::kernels::half_shapes;
 use crate::kernels::rows::for_items;
@@ -35,7 +35,9 @@ const PIECES: u32 = UNIT / EIGHT;
 /// How a tile is cut: the knobs of this kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Tile {
-    shape: MatrixShape,
+    pub(super) shape: MatrixShape,
+    /// Weights go straight into matrices.
+    quads: bool,
     subgroup: u32,
     /// Matrices along rows: `n` rows each.
     blocks: u32,
@@ -46,7 +48,7 @@ pub(super) struct Tile {
     /// Subgroups that divide the columns of the same features.
     along_columns: u32,
     /// Units of a lane in a chunk, side by side.
-    ahead: u32,
+    pub(super) ahead: u32,
     /// Workgroups that divide the columns.
     slices: u32,
 }
@@ -72,9 +74,9 @@ impl Tile {
     pub(super) fn slices(&self) -> u32 {
         self.slices
     }
-    /// Units of a row that a subgroup decodes in a step, a lane each.
+    /// Units of a row that a subgroup decodes in a step.
     fn units(&self) -> u32 {
-        self.subgroup / self.shape.m as u32
+        if self.quads { quads::LANES } else { self.subgroup / self.shape.m as u32 }
     }
     /// Units of columns in the shared memory.
     fn chunk(&self) -> u32 {
@@ -84,16 +86,20 @@ impl Tile {
     fn weight_stride(&self) -> u32 {
         self.units() * PIECES + 1
     }
-    fn input_stride(&self) -> u32 {
+    pub(super) fn input_stride(&self) -> u32 {
         self.chunk() * PIECES + 1
     }
     /// Pieces of a chunk's inputs.
     fn inputs(&self) -> u32 {
         self.rows() * self.chunk() * PIECES
     }
+    /// Items of a chunk's inputs where weights go straight into matrices: four pieces each.
+    pub(super) fn input_items(&self) -> u32 {
+        self.inputs() / 4
+    }
     /// Pieces of a subgroup's own.
     fn own(&self) -> u32 {
-        self.shape.m as u32 * self.weight_stride()
+        if self.quads { 0 } else { self.shape.m as u32 * self.weight_stride() }
     }
     /// F32x4 of a subgroup's accumulators.
     fn quads(&self) -> u32 {
@@ -102,6 +108,10 @@ impl Tile {
     /// Pieces of shared memory: lines of inputs and weights, and afterwards the accumulators.
     fn pieces(&self) -> u32 {
         (self.rows() * self.input_stride() + self.subgroups() * self.own()).max(self.subgroups() * self.quads())
+    }
+    /// The shared memory of a workgroup.
+    pub(super) fn memory(&self, b: &Builder) -> u32 {
+        b.shared("tile", Type::U32X4, self.pieces())
     }
     /// F32x4 of a workgroup's sums: of each weight, row and four features.
     fn sums(&self) -> u32 {
@@ -114,8 +124,11 @@ impl Tile {
 
     /// Registers of a lane, about.
     fn registers(&self) -> u32 {
-        let inputs = self.inputs().div_ceil(self.lanes());
-        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * self.ahead + 4 * inputs
+        let (inputs, lines) = match self.quads {
+            true => (4 * self.input_items().div_ceil(self.lanes()), quads::LINES),
+            false => (self.inputs().div_ceil(self.lanes()), 1),
+        };
+        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 4 * inputs
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
@@ -142,6 +155,7 @@ impl Tile {
     fn of_shape(caps: &Caps, size: Size, shape: MatrixShape) -> Option<Tile> {
         let tile = |along_features, along_columns, ahead, slices| Tile {
             shape,
+            quads: std::env::var("ZQ").is_err() && caps.quads && (shape.m, shape.k) == (16, 16) && caps.subgroup_size == 32,
             subgroup: caps.subgroup_size,
             blocks: size.rows.div_ceil(shape.n as u32),
             sets: size.sets,
@@ -150,6 +164,13 @@ impl Tile {
             ahead,
             slices,
         };
+        if let Ok(z) = std::env::var("ZN") {
+            let v: Vec<u32> = z.split(',').map(|x| x.parse().unwrap()).collect();
+            let all = (1..=v[3]).rev().map(|s| tile(v[0], v[1], v[2], s)).chain((0..3).map(|i| tile(v[0], 1, v[2] >> i, 1)));
+            if let Some(t) = all.into_iter().find(|t| t.fits(caps, size)) {
+                return Some(t);
+            }
+        }
         let powers = [8, 4, 2, 1];
         let cuts = powers.into_iter().flat_map(|f| powers.map(|c| (f, c)));
         let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
@@ -187,11 +208,19 @@ pub(super) struct Slices<'b> {
     /// Sums of slices: `[tile of features][slice][`[`Tile::sums`]`]` of F32x4.
     pub(super) partial: Val<'b>,
     pub(super) counters: Val<'b>,
+    /// Of [`arrival::last_in`].
+    pub(super) arrived: u32,
 }
 
-/// Tile (slice, features).
-pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilogue<'b>, slices: Option<&Slices<'b>>) {
-    let memory = b.shared("tile", Type::U32X4, t.pieces());
+/// Tile (slice, features), with the [memory](Tile::memory) of the workgroup.
+pub(super) fn body<'b>(
+    b: &'b Builder,
+    t: &Tile,
+    s: &Stage<'_, 'b>,
+    end: &Epilogue<'b>,
+    slices: Option<&Slices<'b>>,
+    memory: u32,
+) {
     let own = b.subgroup_id() * t.own() + t.rows() * t.input_stride();
     let place = [b.subgroup_id() / t.along_columns, b.subgroup_id() % t.along_columns];
     let tile = Body { b, t, s, memory, own, place };
@@ -201,26 +230,33 @@ pub(super) fn body<'b>(b: &'b Builder, t: &Tile, s: &Stage<'_, 'b>, end: &Epilog
     let first = b.tile(0) * chunks;
     let sums = b.for_(b.u32(0), b.u32(chunks), 1, &zero, |chunk, sums| {
         let first = (first + chunk) * t.chunk();
-        let (weights, inputs) = (tile.read(first), tile.read_inputs(first));
+        let asked = tile.ask(first);
+        if t.quads {
+            let inputs = tile.read_quad_inputs(first);
+            b.barrier();
+            tile.keep_quad_inputs(&inputs);
+        } else {
+            let inputs = tile.read_inputs(first);
+            b.barrier();
+            tile.keep_inputs(&inputs);
+        }
         b.barrier();
-        tile.keep_inputs(&inputs);
-        b.barrier();
-        (0..).zip(weights).fold(sums.to_vec(), |sums, (step, runs)| tile.step(step, &runs, &sums))
+        tile.multiply(&asked, sums)
     });
     tile.finish(end, slices, &sums);
 }
 
 /// A kernel under construction.
-struct Body<'a, 'b> {
-    b: &'b Builder,
-    t: &'a Tile,
-    s: &'a Stage<'a, 'b>,
+pub(super) struct Body<'a, 'b> {
+    pub(super) b: &'b Builder,
+    pub(super) t: &'a Tile,
+    pub(super) s: &'a Stage<'a, 'b>,
     /// The shared memory: lines of inputs, then each subgroup's weights.
-    memory: u32,
+    pub(super) memory: u32,
     /// This subgroup's first piece of weights.
     own: Val<'b>,
     /// Its place along features (of all weights) and columns.
-    place: [Val<'b>; 2],
+    pub(super) place: [Val<'b>; 2],
 }
 
 impl<'b> Body<'_, 'b> {
@@ -245,16 +281,39 @@ impl<'b> Body<'_, 'b> {
         }
     }
 
-    /// Reads this lane's units of the chunk that starts at unit `first`.
-    fn read(&self, first: Val<'b>) -> Vec<[Run<'b>; 2]> {
+    /// Asks for this lane's units of the chunk that starts at unit `first`: of each of its lines.
+    fn ask(&self, first: Val<'b>) -> Vec<Vec<Asked<'b>>> {
         let (b, t) = (self.b, self.t);
-        let (line, within) = (b.lane() / t.units(), b.lane() % t.units());
-        let line = self.place[0] * t.shape.m as u32 + line;
+        let (lines, within) = match t.quads {
+            true => {
+                let (lines, within) = self.quad_lines();
+                (lines.to_vec(), within)
+            }
+            false => (vec![self.place[0] * t.shape.m as u32 + b.lane() / t.units()], b.lane() % t.units()),
+        };
         let first = first + (self.place[1] * t.units() + within) * t.ahead;
-        if t.ahead.is_multiple_of(2) && self.s.has_pairs() {
-            return (0..t.ahead / 2).flat_map(|i| self.s.weight_pair(b, line, first / 2 + i)).collect();
+        let together = if t.ahead.is_multiple_of(2) && self.s.has_pairs() { 2 } else { 1 };
+        let of_line = |line| (0..t.ahead).step_by(together).map(move |i| self.s.ask(b, line, first + i, together as u32));
+        lines.into_iter().map(|line| of_line(line).collect()).collect()
+    }
+
+    /// Adds the products of the chunk.
+    fn multiply(&self, asked: &[Vec<Asked<'b>>], sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let decode = |a: &Asked<'b>| self.s.decode(self.b, a);
+        let mut sums = sums.to_vec();
+        let mut step = 0;
+        for i in 0..asked[0].len() {
+            let lines: Vec<Vec<[Run<'b>; 2]>> = asked.iter().map(|line| decode(&line[i])).collect();
+            for of_step in 0..lines[0].len() {
+                sums = match &lines[..] {
+                    [one] => self.step(step, &one[of_step], &sums),
+                    [low, high] => self.quad_step(step, [&low[of_step], &high[of_step]], &sums),
+                    _ => unreachable!("a lane has one line or two"),
+                };
+                step += 1;
+            }
         }
-        (0..t.ahead).map(|i| self.s.weights(b, line, first + i)).collect()
+        sums
     }
 
     /// Adds the products of step `step` of the chunk: a unit of each lane.
@@ -312,7 +371,7 @@ impl<'b> Body<'_, 'b> {
         for_items(b, self.s.lanes, t.sums(), |item| {
             b.store(slices.partial, ((tile + b.tile(0)) * t.sums() + item) * 16, of_subgroups(item), 16);
         });
-        arrival::last(b, slices.counters, b.tile(1), b.u32(t.slices), || {
+        arrival::last_in(b, slices.arrived, slices.counters, b.tile(1), b.u32(t.slices), || {
             self.store(end, |item| {
                 let part = |slice: Val<'b>| {
                     let at = ((tile + slice) * t.sums() + item) * 16;

@@ -12,7 +12,8 @@ use crate::kernels::dot;
 use crate::kernels::halve;
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use zinc_ir::quant::{Run, UNIT, Unit};
+use std::cell::RefCell;
+use zinc_ir::quant::{Loads, Run, UNIT, Unit};
 
 /// The rows of a tile: of the inputs and of the output.
 pub(super) struct Lines<'b> {
@@ -30,6 +31,15 @@ pub(super) struct Picks<'b> {
     pub(super) numbers: Val<'b>,
     /// So many rows share an input.
     pub(super) per: u32,
+}
+
+/// A unit, or two, whose loads are under way.
+pub(super) struct Asked<'b> {
+    base: Val<'b>,
+    row: Val<'b>,
+    unit: Val<'b>,
+    units: u32,
+    loads: Vec<Val<'b>>,
 }
 
 /// Where a tile is and what it reads.
@@ -60,6 +70,42 @@ impl<'b> Stage<'_, 'b> {
         self.size.sets * self.features
     }
 
+    /// Loads what `units` units (1, or 2 of a format that [has pairs](Stage::has_pairs)) from `unit` on of weight line
+    /// `line` are decoded from.
+    pub(super) fn ask(&self, b: &'b Builder, line: Val<'b>, unit: Val<'b>, units: u32) -> Asked<'b> {
+        let (base, row) = self.weight_row(b, line);
+        let mut asked = Asked { base, row, unit, units, loads: vec![] };
+        let recorder = self.unit(b, &asked, Loads::Record(RefCell::default()));
+        // Only the loads are used: the decoding is pruned.
+        self.emit(&recorder, units);
+        if let Loads::Record(loads) = recorder.loads {
+            asked.loads = loads.into_inner();
+        }
+        asked
+    }
+
+    /// Decodes what was asked for.
+    pub(super) fn decode(&self, b: &'b Builder, asked: &Asked<'b>) -> Vec<[Run<'b>; 2]> {
+        let loads = Loads::Replay(RefCell::new(asked.loads.clone().into_iter()));
+        self.emit(&self.unit(b, asked, loads), asked.units)
+    }
+
+    fn unit(&self, b: &'b Builder, asked: &Asked<'b>, loads: Loads<'b>) -> Unit<'b> {
+        let unit = dot::unit_at(b, self.weight, asked.base, asked.row, asked.unit);
+        // Of two units, `sub` counts pairs.
+        Unit { sub: if asked.units == 2 { unit.sub / 2 } else { unit.sub }, loads, ..unit }
+    }
+
+    fn emit(&self, unit: &Unit<'b>, units: u32) -> Vec<[Run<'b>; 2]> {
+        match (units, self.weight.format.emit_pair) {
+            (2, Some(emit)) => {
+                let [low0, low1, high0, high1] = emit(unit);
+                vec![[low0, high0], [low1, high1]]
+            }
+            _ => vec![(self.weight.format.emit_unit)(unit)],
+        }
+    }
+
     /// Unit `unit` of weight line `line`. Lines beyond the last feature repeat it; their sums are not stored.
     pub(super) fn weights(&self, b: &'b Builder, line: Val<'b>, unit: Val<'b>) -> [Run<'b>; 2] {
         let (base, row) = self.weight_row(b, line);
@@ -69,17 +115,6 @@ impl<'b> Stage<'_, 'b> {
     /// Can two units that share their scales be read as one?
     pub(super) fn has_pairs(&self) -> bool {
         self.weight.format.emit_pair.is_some()
-    }
-
-    /// Units `2 · pair` and `2 · pair + 1` of weight line `line`, of a format that [has pairs](Stage::has_pairs).
-    pub(super) fn weight_pair(&self, b: &'b Builder, line: Val<'b>, pair: Val<'b>) -> [[Run<'b>; 2]; 2] {
-        let (base, row) = self.weight_row(b, line);
-        let emit = self.weight.format.emit_pair.expect("a format with pairs");
-        let per_block = self.weight.format.device_block() / UNIT / 2;
-        // Where unit `2 · pair` is, but `sub` counts pairs.
-        let unit = Unit { sub: pair % per_block, ..dot::unit_at(b, self.weight, base, row, pair * 2) };
-        let [low0, low1, high0, high1] = emit(&unit);
-        [[low0, high0], [low1, high1]]
     }
 
     fn weight_row(&self, b: &'b Builder, line: Val<'b>) -> (Val<'b>, Val<'b>) {

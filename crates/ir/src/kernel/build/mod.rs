@@ -307,18 +307,18 @@ impl Builder {
         self.push(Op::MatrixMulAdd(a.v, b.v, c.v), c.ty())
     }
 
-    /// What this lane holds of an accumulator; see [`Op::MatrixElement`].
+    /// What this lane holds of a matrix; see [`Op::MatrixElement`].
     ///
     /// # Panics
-    /// If it is no accumulator that can be dealt out evenly to the lanes.
+    /// If it is no accumulator that can be dealt out evenly to the lanes, nor a matrix in quads.
     pub fn matrix_elements<'b>(&'b self, m: Val<'b>) -> Vec<Val<'b>> {
         let Type::Matrix(ty) = m.ty() else { panic!("elements of {:?}", m.ty()) };
         let subgroup = self.state.borrow().kernel.subgroup_size;
-        let n = ty.elements_per_lane(subgroup).expect("an accumulator that is dealt out evenly");
+        let n = ty.elements_per_lane(subgroup).expect("a matrix that is dealt out evenly");
         (0..n).map(|i| self.push(Op::MatrixElement(m.v, i), Type::Vec(ty.scalar, 1))).collect()
     }
 
-    /// The accumulator whose elements the lanes hold, in the order of [`Builder::matrix_elements`].
+    /// The matrix whose elements the lanes hold, in the order of [`Builder::matrix_elements`].
     pub fn matrix_compose<'b>(&'b self, ty: MatrixType, elements: &[Val<'b>]) -> Val<'b> {
         self.push(Op::MatrixCompose(elements.iter().map(|e| e.v).collect()), Type::Matrix(ty))
     }

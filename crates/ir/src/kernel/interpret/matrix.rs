@@ -1,6 +1,7 @@
 //! Cooperative matrices: elements as bits, row by row, one copy per subgroup.
 //!
-//! Which lane holds which element is unspecified: here a permutation that the seed and the matrix's type decide.
+//! Which lane holds which element is unspecified: here a permutation that the seed and the matrix's type decide. Matrices in
+//! quads are dealt out as specified.
 //!
 //! ```text
 //! memory ─load─► Vec of bits ─mul_add─► Vec of bits ─store─► memory
@@ -41,13 +42,13 @@ impl Machine<'_, '_> {
             Op::MatrixCompose(parts) => {
                 let ty = shape(&v);
                 let mut elements = vec![0; ty.elements() as usize];
-                for (part, places) in parts.iter().zip(self.layout(ty).chunks_exact(frame.lanes)) {
+                for (part, places) in parts.iter().zip(self.layout(ty, frame.lanes).chunks_exact(frame.lanes)) {
                     frame.column(*part).iter().zip(places).for_each(|(x, at)| elements[*at as usize] = x.get());
                 }
                 elements
             }
             Op::MatrixElement(a, i) => {
-                let held = self.layout(shape(a)).chunks_exact(frame.lanes).nth(*i as usize).unwrap_or_default();
+                let held = self.layout(shape(a), frame.lanes).chunks_exact(frame.lanes).nth(*i as usize).unwrap_or_default();
                 let elements = &matrices[place(a)];
                 frame.column(v).iter().zip(held).for_each(|(d, at)| d.set(elements[*at as usize]));
                 return Ok(());
@@ -72,9 +73,13 @@ impl Machine<'_, '_> {
     }
 
     /// The place of each lane's first element, then of their second ones, …
-    fn layout(&mut self, ty: MatrixType) -> &[u32] {
+    fn layout(&mut self, ty: MatrixType, lanes: usize) -> &[u32] {
         let seed = self.seed;
         self.layouts.entry(ty).or_insert_with(|| {
+            if ty.in_quads(lanes as u32) {
+                let places = (0..ty.elements()).map(|i| quad_place(i % lanes as u32, i / lanes as u32));
+                return places.map(|(row, col)| row * ty.cols as u32 + col).collect();
+            }
             let roles = (ty.rows as u64) << 24 | (ty.cols as u64) << 16 | ty.scalar.bytes() as u64;
             shuffled(ty.elements(), &mut Random(seed ^ roles << 32))
         })

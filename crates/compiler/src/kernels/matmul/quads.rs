@@ -1,0 +1,97 @@
+//! Narrow products whose weights are decoded straight into matrices, on devices that hold these
+//! [in quads](zinc_ir::kernel::quad_place).
+//!
+//! ```text
+//! lane 4g + t:  unit t of features g and g + 8 ─decode─► four columns of both = its elements of A
+//! inputs:       the same four columns of units 0 to 3, side by side in the shared memory ─► B
+//! ```
+//!
+//! In which order a product adds columns is free as long as both sides agree. So a lane takes columns that it has loaded
+//! and decoded anyway, and inputs are put in that order when they are staged: weights never pass through shared memory.
+
+use super::narrow::Body;
+use zinc_ir::device::Caps;
+use zinc_ir::kernel::{MatrixMemory, Val};
+use zinc_ir::quant::Run;
+
+/// Lanes that share a line of a matrix, and so units of a line in a step.
+pub(super) const LANES: u32 = 4;
+/// Lines of a matrix that a lane has elements of, and how far they are apart.
+pub(super) const LINES: u32 = 2;
+const APART: u32 = 8;
+/// Elements of the shared memory that hold a step's inputs of one row.
+const STEP: u32 = 16;
+
+impl<'b> Body<'_, 'b> {
+    /// The lines of weights whose elements this lane holds, and its unit in a step.
+    pub(super) fn quad_lines(&self) -> ([Val<'b>; LINES as usize], Val<'b>) {
+        let lane = self.b.lane();
+        let line = self.place[0] * self.t.shape.m as u32 + lane / LANES;
+        ([line, line + APART], lane % LANES)
+    }
+
+    /// Reads this lane's share of the inputs of the chunk that starts at unit `first`: of each item, eight columns of four
+    /// units.
+    pub(super) fn read_quad_inputs(&self, first: Val<'b>) -> Vec<[Val<'b>; 4]> {
+        let (t, s) = (self.t, self.s);
+        let read = |(i, _): (Val<'b>, Val<'b>)| {
+            let (row, run, half) = self.item(i);
+            let (place, step) = (run / 2 / t.ahead, run / 2 % t.ahead);
+            [0, 1, 2, 3].map(|unit| {
+                let unit = first + (place * LANES + unit) * t.ahead + step;
+                let col = s.first_column(self.b, unit, (run % 2).eq(1)) + half * 8;
+                s.eight_halves(self.b, s.input_row(self.b, row) + col)
+            })
+        };
+        s.items(self.b, t.input_items()).into_iter().map(read).collect()
+    }
+
+    /// Row, run of 16 columns in the chunk, and half of the run, of an item. Neighbours in this order touch different banks.
+    fn item(&self, i: Val<'b>) -> (Val<'b>, Val<'b>, Val<'b>) {
+        let rows = self.t.rows();
+        (i / 2 % rows, i / (2 * rows), i % 2)
+    }
+
+    /// Keeps what [`Body::read_quad_inputs`] has read: of every four columns the first and third of all four units, then
+    /// the second and fourth.
+    pub(super) fn keep_quad_inputs(&self, inputs: &[[Val<'b>; 4]]) {
+        let (b, t) = (self.b, self.t);
+        for ((i, real), units) in self.s.items(b, t.input_items()).into_iter().zip(inputs) {
+            let (row, run, half) = self.item(i);
+            let at = row * t.input_stride() + run * (STEP / 2) + half * 4;
+            b.if_(real, || {
+                for four in 0..2 {
+                    let words = |unit: &Val<'b>| [unit.lane(2 * four), unit.lane(2 * four + 1)];
+                    let even = |u: &Val<'b>| words(u)[0] & 0xffff | words(u)[1] << 16;
+                    let odd = |u: &Val<'b>| words(u)[0] >> 16 | words(u)[1] & 0xffff_0000u32;
+                    let pieces = [units.each_ref().map(even), units.each_ref().map(odd)];
+                    for (p, piece) in (0..).zip(pieces) {
+                        b.shared_store(self.memory, at + (four as u32 * 2 + p), b.compose(&piece));
+                    }
+                }
+            });
+        }
+    }
+
+    /// Adds the products of step `step` of the chunk: a unit of each of this lane's lines.
+    pub(super) fn quad_step(&self, step: u32, lines: [&[Run<'b>; 2]; LINES as usize], sums: &[Val<'b>]) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, self.t);
+        let [a, bt, _] = Caps::matrix_types(t.shape);
+        let mut sums = sums.to_vec();
+        for run in 0..2 {
+            let pairs = lines.map(|runs| runs[run as usize].weights.half_pairs(b));
+            for four in 0..4 {
+                let elements = (0..8).map(|i: usize| pairs[i / 2 % 2][four as usize][i / 4].lane(i as u8 % 2));
+                let w = b.matrix_compose(a, &elements.collect::<Vec<_>>());
+                let piece = (self.place[1] * t.ahead + step) * STEP + (run * 8 + four * 2);
+                for (block, sum) in (0..).zip(&mut sums) {
+                    let index = piece + block * (t.shape.n as u32 * t.input_stride());
+                    let memory = MatrixMemory::Shared { array: self.memory, index: index.value() };
+                    let x = b.matrix_load(bt, memory, b.u32(t.input_stride()), true);
+                    *sum = b.matrix_mul_add(w, x, *sum);
+                }
+            }
+        }
+        sums
+    }
+}
