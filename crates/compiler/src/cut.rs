@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The rule is a guess from sizes and abilities; a tuner that can measure finds better ones for a card. Every legal cut
-//! computes the same sums, in an order that only [`Cut::units`] changes.
+//! computes the same sums, in an order that only [`Cut::units`], [`Cut::columns`] and [`Cut::slices`] change.
 
 use crate::Ctx;
 use crate::kernels::Flight;
@@ -20,9 +20,9 @@ use zinc_ir::quant::UNIT;
 
 /// Changes when kernels change so that a cut found best before need not be so now: stored cuts of another generation
 /// are forgotten.
-pub const GENERATION: u32 = 2;
+pub const GENERATION: u32 = 3;
 
-/// How a mat-vec's work is cut.
+/// How the work of a mat-vec, or of a narrow product on matrix units, is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cut {
@@ -36,12 +36,19 @@ pub struct Cut {
     pub units: u32,
     /// The next units are loaded before these are multiplied. Costs registers, hence subgroups.
     pub ahead: bool,
+    /// So many of the subgroups divide the columns of the same rows.
+    pub columns: u32,
+    /// Workgroups that divide the columns of the same rows.
+    pub slices: u32,
 }
 
 impl Cut {
+    /// One of each.
+    pub const ONE: Cut = Cut { subgroups: 1, rows: 1, turns: 1, units: 1, ahead: false, columns: 1, slices: 1 };
+
     /// Weight rows of a workgroup.
     pub fn tile(self) -> u32 {
-        self.subgroups * self.rows * self.turns
+        self.subgroups / self.columns * self.rows * self.turns
     }
 
     pub(crate) fn flight(self) -> Flight {
@@ -55,6 +62,8 @@ impl Cut {
             + steps(self.rows, other.rows)
             + steps(self.tile(), other.tile())
             + steps(self.units, other.units)
+            + steps(self.columns, other.columns)
+            + steps(self.slices, other.slices)
             + u32::from(self.ahead != other.ahead)
     }
 }
@@ -62,24 +71,35 @@ impl Cut {
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ahead = if self.ahead { " ahead" } else { "" };
-        write!(f, "{}x{}x{} u{}{ahead}", self.subgroups, self.rows, self.turns, self.units)
+        write!(f, "{}x{}x{} u{}{ahead}", self.subgroups, self.rows, self.turns, self.units)?;
+        match (self.columns, self.slices) {
+            (1, 1) => Ok(()),
+            (columns, slices) => write!(f, " c{columns}/{slices}"),
+        }
     }
 }
 
 /// Text that is no cut.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("`{0}` is no cut; one looks like 16x2x1 u2 ahead")]
+#[error("`{0}` is no cut; one looks like 16x2x1 u2 ahead, or 8x16x1 u2 c2/4")]
 pub struct NoCut(String);
 
 impl FromStr for Cut {
     type Err = NoCut;
     fn from_str(text: &str) -> Result<Cut, NoCut> {
         let parse = || {
+            let (text, columns, slices) = match text.split_once(" c") {
+                Some((rest, by)) => {
+                    let (columns, slices) = by.split_once('/')?;
+                    (rest, columns.parse().ok().filter(|n| *n > 0)?, slices.parse().ok()?)
+                }
+                None => (text, 1, 1),
+            };
             let (rest, ahead) = text.strip_suffix(" ahead").map_or((text, false), |rest| (rest, true));
             let (sizes, units) = rest.split_once(" u")?;
             let sizes: Vec<u32> = sizes.split('x').map(|n| n.parse().ok()).collect::<Option<_>>()?;
             let [subgroups, rows, turns] = sizes[..] else { return None };
-            Some(Cut { subgroups, rows, turns, units: units.parse().ok()?, ahead })
+            Some(Cut { subgroups, rows, turns, units: units.parse().ok()?, ahead, columns, slices })
         };
         parse().ok_or_else(|| NoCut(text.to_string()))
     }
@@ -110,6 +130,19 @@ pub struct Cuts {
     pub all: Vec<Cut>,
     /// The one in use.
     pub used: Cut,
+}
+
+impl Cuts {
+    /// Of legal cuts, the rule's first, the one that the tuner found; or the rule's.
+    pub(crate) fn new(ctx: &Ctx<'_>, key: String, mut all: Vec<Cut>) -> Cuts {
+        let rule = all[0];
+        all[1..].sort_by_key(|cut| cut.distance(rule));
+        let mut known = HashSet::new();
+        all.retain(|cut| known.insert(*cut));
+        let tuned = ctx.choices.tuned.get(&key).filter(|_| !ctx.choices.invariant);
+        let used = tuned.copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
+        Cuts { key, all, used }
+    }
 }
 
 /// Regions of a plan that share a key.
@@ -168,18 +201,12 @@ impl Space<'_> {
         for subgroups in powers(most) {
             for rows in [1, 2, 4] {
                 for turns in (self.turns)(subgroups, rows) {
-                    let of = |&(units, ahead)| Cut { subgroups, rows, turns, units, ahead };
+                    let of = |&(units, ahead)| Cut { subgroups, rows, turns, units, ahead, ..Cut::ONE };
                     all.extend(flights.iter().map(of).filter(|cut| self.allows(ctx, *cut)));
                 }
             }
         }
-        let rule = self.rule;
-        all[1..].sort_by_key(|cut| cut.distance(rule));
-        let mut known = HashSet::new();
-        all.retain(|cut| known.insert(*cut));
-        let tuned = ctx.choices.tuned.get(&self.key).filter(|_| !ctx.choices.invariant);
-        let used = tuned.copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
-        Cuts { key: self.key, all, used }
+        Cuts::new(ctx, self.key, all)
     }
 
     fn allows(&self, ctx: &Ctx<'_>, cut: Cut) -> bool {
@@ -219,14 +246,14 @@ fn of_tiles(tiles: Vec<u32>) -> impl Fn(u32, u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const CUT: Cut = Cut { subgroups: 16, rows: 2, turns: 1, units: 4, ahead: true };
+    const CUT: Cut = Cut { subgroups: 16, rows: 2, turns: 1, units: 4, ahead: true, ..Cut::ONE };
 
     #[test]
     fn text_and_back() {
-        for cut in [CUT, Cut { ahead: false, ..CUT }] {
+        for cut in [CUT, Cut { ahead: false, ..CUT }, Cut { columns: 2, slices: 8, ..CUT }, Cut { slices: 3, ..CUT }] {
             assert_eq!(cut.to_string().parse::<Cut>().ok(), Some(cut));
         }
-        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind"] {
+        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind", "16x2x1 u1 c0/1", "16x2x1 u1 c2"] {
             assert!(text.parse::<Cut>().is_err(), "{text}");
         }
     }

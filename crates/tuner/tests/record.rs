@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use zinc_compiler::Cut;
 use zinc_tuner::{OnTrial, Record, Verdict};
 
-const RULE: Cut = Cut { subgroups: 16, rows: 2, turns: 1, units: 1, ahead: true };
+const RULE: Cut = Cut { subgroups: 16, rows: 2, turns: 1, units: 1, ahead: true, ..Cut::ONE };
 const BETTER: Cut = Cut { subgroups: 8, ..RULE };
 
 fn record() -> Record {

@@ -436,7 +436,7 @@ fn a_planted_error_is_found_in_the_interpreter() {
     let model = LongRows::new("Q8_0", 256);
     let clock: Arc<AtomicU64> = Arc::default();
     let caps = gpu_caps(SUBGROUP);
-    let guilty = Cut { subgroups: 16, rows: 1, turns: 2, units: 2, ahead: false };
+    let guilty = Cut { subgroups: 16, rows: 1, turns: 2, units: 2, ahead: false, ..Cut::ONE };
     let mut device = Planted { inner: InterpretedDevice::new(caps.clone(), 3), plans: vec![], guilty, planted: 0 };
     // Kernels by rule are the reference here.
     let mut trusted = InterpretedDevice::new(caps, 4);

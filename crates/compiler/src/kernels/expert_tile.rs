@@ -69,12 +69,12 @@ impl Launch<'_> {
             let most = (ctx.caps.max_workgroup.min(512) / size).clamp(1, 16);
             let subgroups = 1 << most.ilog2();
             let rows = if self.weights.len() == 1 { 2 } else { 1 };
-            return Cut { subgroups, rows, turns: UNIT / (subgroups * rows), units, ahead };
+            return Cut { subgroups, rows, turns: UNIT / (subgroups * rows), units, ahead, ..Cut::ONE };
         }
         let subgroups = ctx.subgroups();
         let tiles = self.m.div_ceil(subgroups * 2) as u64 * self.copies as u64;
         let rows = if tiles >= ctx.caps.parallel_tiles as u64 { 2 } else { 1 };
-        Cut { subgroups, rows, turns: 1, units, ahead }
+        Cut { subgroups, rows, turns: 1, units, ahead, ..Cut::ONE }
     }
 }
 

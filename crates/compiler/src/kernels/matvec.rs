@@ -240,7 +240,7 @@ impl Cut {
         };
         let tiles = m.div_ceil(subgroups * rows);
         let turns = if integers { 1 } else { (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8) };
-        Cut { subgroups, rows, turns, units: 1, ahead: true }
+        Cut { subgroups, rows, turns, units: 1, ahead: true, ..Cut::ONE }
     }
 
     /// A cut whose tile is one block of 32 rows, since the tile quantizes its rows. Where there is a tile for each
@@ -255,7 +255,7 @@ impl Cut {
             _ => ((most / 2).max(1), 1),
         };
         let turns = UNIT / (subgroups * rows);
-        Cut { subgroups, rows, turns, units: 2, ahead: one_each && sets * n == 1 }
+        Cut { subgroups, rows, turns, units: 2, ahead: one_each && sets * n == 1, ..Cut::ONE }
     }
 }
 

@@ -187,7 +187,7 @@ fn rule(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
-    Cut { subgroups, rows, turns: tile / rows / subgroups, units: 1, ahead: true }
+    Cut { subgroups, rows, turns: tile / rows / subgroups, units: 1, ahead: true, ..Cut::ONE }
 }
 
 /// Rows that a tile has at least.

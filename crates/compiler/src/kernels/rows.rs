@@ -146,7 +146,7 @@ fn match_rms_norm(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
 }
 
 /// Quads of a group that a lane should at least have before another subgroup helps.
-const NORM_QUADS: u32 = 4;
+const NORM_QUADS: u32 = 2;
 
 fn emit_rms_norm(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let (mut out, mut halves) = (region.last(), None);
@@ -175,7 +175,7 @@ pub(super) fn rms_norm(
     let Op::RmsNorm { x, weight, eps, group } = *ctx.graph.op(node) else { return None };
     let (sg, groups) = (ctx.caps.subgroup_size, ctx.cols(node) / group);
     let wide = if group.is_multiple_of(4) { 4 } else { 1 };
-    let lanes = workgroup(ctx, (group / wide / NORM_QUADS).max(1));
+    let lanes = (group / wide / NORM_QUADS).max(1).next_multiple_of(sg).min(ctx.lanes(512));
     let ty = Type::Vec(Scalar::F32, wide as u8);
     let align = wide as u8 * 4;
     Some(launch(format!("rms_norm_{group}"), lanes, sg, [ctx.rows(node) * groups, 1, 1], |b, args| {
@@ -187,25 +187,37 @@ pub(super) fn rms_norm(
         let row = b.tile(0) / groups;
         let picked = picks.map_or(row, |picks| b.load(Type::U32, picks, row * 4, 4));
         let start = (picked * groups + b.tile(0) % groups) * group;
+        // What a lane has of the group stays in registers; gains are under way while lanes wait for the sum.
+        let items = group / wide;
+        let own: Vec<(Val<'_>, Val<'_>)> = (0..items.div_ceil(lanes)).map(|turn| item(b, turn, lanes, items)).collect();
+        let load = |base, at| b.load(ty, base, at, align);
+        let values: Vec<Val<'_>> = own.iter().map(|(i, _)| load(from, (start + *i * wide) * 4)).collect();
+        let gains: Vec<Val<'_>> = own.iter().map(|(i, _)| load(gain, *i * (wide * 4))).collect();
         let zero = b.f32(0.0).splat(wide as u8);
-        let squares = b.for_(b.local_id(), b.u32(group / wide), lanes, &[zero], |i, sum| {
-            let v = b.load(ty, from, (start + i * wide) * 4, align);
-            vec![b.fma(v, v, sum[0])]
-        });
-        let sum = workgroup_sum(b, squares[0].sum_lanes(), lanes / sg);
+        let squares = own.iter().zip(&values).fold(zero, |sum, ((_, real), v)| real.select(b.fma(*v, *v, sum), sum));
+        let sum = workgroup_sum(b, squares.sum_lanes(), lanes / sg);
         let factor = (sum * (1.0 / group as f32) + eps).inv_sqrt().splat(wide as u8);
-        for_items(b, lanes, group / wide, |i| {
-            let v = b.load(ty, from, (start + i * wide) * 4, align);
-            let value = v * factor * b.load(ty, gain, i * (wide * 4), align);
-            let at = b.tile(0) * group + i * wide;
-            if let Some(y) = y {
-                b.store(y, at * 4, value, align);
-            }
-            if let Some(halves) = halves {
-                halve::store(b, halves, at, value);
-            }
-        });
+        for ((i, real), (v, gain)) in own.into_iter().zip(values.into_iter().zip(gains)) {
+            b.if_(real, || {
+                let (value, at) = (v * factor * gain, b.tile(0) * group + i * wide);
+                if let Some(y) = y {
+                    b.store(y, at * 4, value, align);
+                }
+                if let Some(halves) = halves {
+                    halve::store(b, halves, at, value);
+                }
+            });
+        }
     }))
+}
+
+/// Item of this lane in turn `turn`, and whether there is one; a last one that is none repeats the last.
+pub(super) fn item<'b>(b: &'b Builder, turn: u32, lanes: u32, items: u32) -> (Val<'b>, Val<'b>) {
+    let i = b.local_id() + turn * lanes;
+    match (turn + 1) * lanes <= items {
+        true => (i, b.bool(true)),
+        false => (i.min(b.u32(items - 1)), i.lt(items)),
+    }
 }
 
 /// Sum over all lanes of the workgroup, the same in all of them.

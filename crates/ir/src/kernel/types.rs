@@ -88,16 +88,15 @@ impl MatrixType {
 }
 
 /// Row and column of a lane's element number `element` in a 16×16 matrix A of halves whose elements are dealt out *in
-/// quads*: four neighbouring lanes share two rows, eight apart. It is the layout of PTX's `mma.m16n8k16`; a device that has
-/// it says so in [`crate::device::Caps::quads`].
+/// quads*: four neighbouring lanes share two rows, eight apart, as in PTX's `mma.m16n8k16`; a device that does so says so in [`crate::device::Caps::quads`].
 ///
 /// ```text
-/// lane 4g + t   elements 0 1: row g,     columns 2t, 2t + 1        4 5: row g,     columns 2t + 8, 2t + 9
-///               elements 2 3: row g + 8, columns 2t, 2t + 1        6 7: row g + 8, columns 2t + 8, 2t + 9
+/// lane 4g + t   elements 0 1: row g,     columns 2t, 2t + 1        2 3: row g,     columns 2t + 8, 2t + 9
+///               elements 4 5: row g + 8, columns 2t, 2t + 1        6 7: row g + 8, columns 2t + 8, 2t + 9
 /// ```
 pub const fn quad_place(lane: u32, element: u32) -> (u32, u32) {
     let (row, pair) = (lane / 4, lane % 4);
-    (row + element / 2 % 2 * 8, pair * 2 + element % 2 + element / 4 * 8)
+    (row + element / 4 * 8, pair * 2 + element % 2 + element / 2 % 2 * 8)
 }
 
 /// Type of a value.

@@ -49,7 +49,7 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::MatMul { x, .. } = *f.op(product) else { return None };
     let siblings: Vec<Vec<NodeId>> = f.users(x).filter_map(|user| sibling(f, user, x)).collect();
     let weights: Vec<&Weight> = siblings.iter().map(|nodes| weight_of(f.ctx, nodes[0])).collect();
-    let narrow = siblings.len() > 1 && way(f.ctx, &weights, f.ctx.rows(node)).is_some();
+    let narrow = siblings.len() > 1 && rule(f.ctx, size_of(&weights, f.ctx.rows(node))).is_some();
     narrow.then(|| siblings.concat())
 }
 
@@ -58,10 +58,14 @@ fn weight_of<'a>(ctx: &Ctx<'a>, product: NodeId) -> &'a Weight {
     ctx.graph.weight_of(weight)
 }
 
-/// The tile that all of the products use, if they are few rows.
-fn way(ctx: &Ctx<'_>, weights: &[&Weight], rows: u32) -> Option<narrow::Tile> {
+/// All products as one.
+fn size_of(weights: &[&Weight], rows: u32) -> Size {
     let features = weights.iter().map(|w| w.rows).sum();
-    let size = Size { features, rows, cols: weights[0].cols, sets: 1, groups: 1, table_bytes: tables::all_small_bytes(weights) };
+    Size { features, rows, cols: weights[0].cols, sets: 1, groups: 1, table_bytes: tables::all_small_bytes(weights) }
+}
+
+/// The tile that all of the products use, if they are few rows.
+fn rule(ctx: &Ctx<'_>, size: Size) -> Option<narrow::Tile> {
     match Way::choose(ctx, size, false)? {
         Way::Narrow(tile) => Some(tile),
         _ => None,
@@ -73,7 +77,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let regions: Vec<Region> = products.map(|product| region_of(ctx, region, product)).collect();
     let weights: Vec<&Weight> = regions.iter().map(|r| weight_of(ctx, r.nodes[0])).collect();
     let rows = ctx.rows(region.last());
-    let tile = way(ctx, &weights, rows).ok_or_else(|| ctx.unsupported(region.last(), "no tile fits the workgroup memory"))?;
+    let size = size_of(&weights, rows);
+    let tile = rule(ctx, size).ok_or_else(|| ctx.unsupported(region.last(), "no tile fits the workgroup memory"))?;
+    let (tile, cuts) = tile.tuned(ctx, size, super::key(region, &weights, size));
     let tiles = weights.iter().map(|w| w.rows.div_ceil(tile.features())).sum();
     let temps = if tile.slices() > 1 { vec![tile.handed_over(tiles)] } else { vec![] };
     let sizes = weights.iter().map(|w| w.rows.to_string()).collect::<Vec<_>>().join("_");
@@ -90,7 +96,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         let merged = Merged { b, args, ctx, tile: &tile, way: &way, slices: slices.as_ref(), memory: tile.memory(b) };
         merged.products(&regions, 0);
     });
-    Ok(Emission { launches: vec![product], temps, cuts: None })
+    Ok(Emission { launches: vec![product], temps, cuts: Some(cuts) })
 }
 
 /// The region that `product`, with its bias, would be alone.

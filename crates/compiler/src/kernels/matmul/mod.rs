@@ -23,7 +23,7 @@ use super::args::{Args, launch};
 use super::{arrival, dot, halve, matvec, tables};
 use crate::select::Finder;
 use crate::template::{Ctx, Emission, Operand, Template};
-use crate::{CompileError, Region};
+use crate::{CompileError, Cuts, Region};
 use stage::{Lines, Picks, Stage};
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{NodeId, Op, Weight};
@@ -145,8 +145,9 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let table_bytes = tables::small_bytes(weight.format);
     let size = Size { features: ctx.cols(out), rows: ctx.rows(out), cols: weight.cols, sets, groups: 1, table_bytes };
     let exact = ctx.graph.is_router(out);
-    let plan =
+    let mut plan =
         Way::choose(ctx, size, exact).ok_or_else(|| ctx.unsupported(out, "no tile fits the workgroup memory"))?;
+    let cuts = plan.tune(ctx, size, || key(region, &[weight], size));
     let format = weight.format.name.to_lowercase();
     let name =
         format!("{}_{format}_{}x{}x{}_{}", region.template.name, size.features, size.cols, size.rows, plan.name());
@@ -165,7 +166,14 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
         tables::fill_small(b, weight, plan.lanes(ctx));
         plan.body(b, &stage, &end, slices.as_ref());
     });
-    Ok(Emission { launches: vec![product], temps, cuts: None })
+    Ok(Emission { launches: vec![product], temps, cuts })
+}
+
+/// What decides how a narrow product is best cut, in words.
+fn key(region: &Region, weights: &[&Weight], size: Size) -> String {
+    let formats: Vec<_> = weights.iter().map(|w| w.format.name).collect();
+    let features: Vec<_> = weights.iter().map(|w| w.rows.to_string()).collect();
+    format!("{} {} {}x{} n{} f16", region.template.name, formats.join("+"), features.join("+"), size.cols, size.rows)
 }
 
 /// What tile `tile` of features reads, from row `first_row` on.
@@ -218,6 +226,13 @@ impl Way {
         let matrices = || matrices::Tile::choose(ctx.caps, size).map(Way::Matrices);
         let fma = || fma::Tile::choose(ctx.caps, size).map(Way::Fma);
         if halves { narrow().or_else(matrices).or_else(fma) } else { fma() }
+    }
+    /// Takes the cut that was found best for this key, where there is a choice.
+    fn tune(&mut self, ctx: &Ctx<'_>, size: Size, key: impl FnOnce() -> String) -> Option<Cuts> {
+        let Way::Narrow(tile) = self else { return None };
+        let (tuned, cuts) = tile.tuned(ctx, size, key());
+        *tile = tuned;
+        Some(cuts)
     }
     /// Does it round inputs to halves?
     fn takes_halves(&self) -> bool {

@@ -16,6 +16,8 @@
 
 use super::stage::{Asked, Stage};
 use super::{Epilogue, Size, quads};
+use crate::Ctx;
+use crate::cut::{Cut, Cuts};
 use crate::kernels::arrival;
 use crate::kernels::half_shapes;
 use crate::kernels::rows::for_items;
@@ -153,29 +155,62 @@ impl Tile {
     }
 
     fn of_shape(caps: &Caps, size: Size, shape: MatrixShape) -> Option<Tile> {
-        let tile = |along_features, along_columns, ahead, slices| Tile {
+        let first = Tile {
             shape,
-            quads: std::env::var("ZQ").is_err() && caps.quads && (shape.m, shape.k) == (16, 16) && caps.subgroup_size == 32,
+            quads: caps.quads && (shape.m, shape.k) == (16, 16) && caps.subgroup_size == 32,
             subgroup: caps.subgroup_size,
             blocks: size.rows.div_ceil(shape.n as u32),
             sets: size.sets,
+            along_features: 1,
+            along_columns: 1,
+            ahead: 1,
+            slices: 1,
+        };
+        first.others(caps, size).min_by_key(|t| t.price(caps, size))
+    }
+
+    /// All tiles of this shape that fit.
+    fn others(self, caps: &Caps, size: Size) -> impl Iterator<Item = Tile> {
+        let powers = [8, 4, 2, 1];
+        let cuts = powers.into_iter().flat_map(move |f| powers.map(|c| (f, c)));
+        let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
+        let slices = reads.flat_map(|(f, c, ahead)| (1..=MOST_SLICES).map(move |slices| (f, c, ahead, slices)));
+        let tiles = slices.map(move |(along_features, along_columns, ahead, slices)| Tile {
             along_features,
             along_columns,
             ahead,
             slices,
-        };
-        if let Ok(z) = std::env::var("ZN") {
-            let v: Vec<u32> = z.split(',').map(|x| x.parse().unwrap()).collect();
-            let all = (1..=v[3]).rev().map(|s| tile(v[0], v[1], v[2], s)).chain((0..3).map(|i| tile(v[0], 1, v[2] >> i, 1)));
-            if let Some(t) = all.into_iter().find(|t| t.fits(caps, size)) {
-                return Some(t);
-            }
+            ..self
+        });
+        tiles.filter(|t| t.fits(caps, size)).collect::<Vec<_>>().into_iter()
+    }
+
+    /// What can be chosen for a product of this key, and the tile that was.
+    pub(super) fn tuned(self, ctx: &Ctx<'_>, size: Size, key: String) -> (Tile, Cuts) {
+        let all = std::iter::once(self).chain(self.others(ctx.caps, size)).map(|t| t.cut()).collect();
+        let cuts = Cuts::new(ctx, key, all);
+        (self.with(cuts.used), cuts)
+    }
+
+    fn cut(&self) -> Cut {
+        Cut {
+            subgroups: self.along_features * self.along_columns,
+            rows: self.shape.m as u32,
+            units: self.ahead,
+            columns: self.along_columns,
+            slices: self.slices,
+            ..Cut::ONE
         }
-        let powers = [8, 4, 2, 1];
-        let cuts = powers.into_iter().flat_map(|f| powers.map(|c| (f, c)));
-        let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
-        let tiles = reads.flat_map(|(f, c, ahead)| (1..=MOST_SLICES).map(move |slices| tile(f, c, ahead, slices)));
-        tiles.filter(|t| t.fits(caps, size)).min_by_key(|t| t.price(caps, size))
+    }
+
+    fn with(self, cut: Cut) -> Tile {
+        Tile {
+            along_features: cut.subgroups / cut.columns,
+            along_columns: cut.columns,
+            ahead: cut.units,
+            slices: cut.slices,
+            ..self
+        }
     }
 
     /// Cycles of a launch, as far as measured on a large card (docs/internals/performance.md).
@@ -291,10 +326,25 @@ impl<'b> Body<'_, 'b> {
             }
             false => (vec![self.place[0] * t.shape.m as u32 + b.lane() / t.units()], b.lane() % t.units()),
         };
-        let first = first + (self.place[1] * t.units() + within) * t.ahead;
-        let together = if t.ahead.is_multiple_of(2) && self.s.has_pairs() { 2 } else { 1 };
-        let of_line = |line| (0..t.ahead).step_by(together).map(move |i| self.s.ask(b, line, first + i, together as u32));
+        let together = self.together();
+        let unit = |i: u32| first + self.unit(self.place[1], within, b.u32(i));
+        let of_line = |line| {
+            (0..t.ahead).step_by(together as usize).map(move |i| self.s.ask(b, line, unit(i), together))
+        };
         lines.into_iter().map(|line| of_line(line).collect()).collect()
+    }
+
+    /// Units that are loaded as one.
+    fn together(&self) -> u32 {
+        if self.t.ahead.is_multiple_of(2) && self.s.has_pairs() { 2 } else { 1 }
+    }
+
+    /// The unit of a chunk that is number `within` of those that a subgroup decodes in step `step`, for its place along
+    /// columns. What lanes load at a time is side by side.
+    pub(super) fn unit(&self, place: Val<'b>, within: Val<'b>, step: Val<'b>) -> Val<'b> {
+        let (t, together) = (self.t, self.together());
+        let first = place * (t.units() * t.ahead) + (step / together * t.units() + within) * together;
+        first + step % together
     }
 
     /// Adds the products of the chunk.
@@ -337,8 +387,8 @@ impl<'b> Body<'_, 'b> {
         for col in (0..t.units() * UNIT).step_by(k as usize) {
             let w = load(a, self.own + col / EIGHT, t.weight_stride(), false);
             // The unit of the lanes that have decoded this column, within those of the subgroup.
-            let piece = (col / UNIT * t.ahead + step) * PIECES + col % UNIT / EIGHT;
-            let first = self.place[1] * (t.units() * t.ahead * PIECES) + piece;
+            let unit = self.unit(self.place[1], b.u32(col / UNIT), b.u32(step));
+            let first = unit * PIECES + col % UNIT / EIGHT;
             for (block, sum) in (0..).zip(&mut sums) {
                 let x = load(bt, first + block * n * t.input_stride(), t.input_stride(), true);
                 *sum = b.matrix_mul_add(w, x, *sum);

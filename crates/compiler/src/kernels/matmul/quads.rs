@@ -38,7 +38,7 @@ impl<'b> Body<'_, 'b> {
             let (row, run, half) = self.item(i);
             let (place, step) = (run / 2 / t.ahead, run / 2 % t.ahead);
             [0, 1, 2, 3].map(|unit| {
-                let unit = first + (place * LANES + unit) * t.ahead + step;
+                let unit = first + self.unit(place, self.b.u32(unit), step);
                 let col = s.first_column(self.b, unit, (run % 2).eq(1)) + half * 8;
                 s.eight_halves(self.b, s.input_row(self.b, row) + col)
             })
@@ -81,7 +81,7 @@ impl<'b> Body<'_, 'b> {
         for run in 0..2 {
             let pairs = lines.map(|runs| runs[run as usize].weights.half_pairs(b));
             for four in 0..4 {
-                let elements = (0..8).map(|i: usize| pairs[i / 2 % 2][four as usize][i / 4].lane(i as u8 % 2));
+                let elements = (0..8).map(|i: usize| pairs[i / 4][four as usize][i / 2 % 2].lane(i as u8 % 2));
                 let w = b.matrix_compose(a, &elements.collect::<Vec<_>>());
                 let piece = (self.place[1] * t.ahead + step) * STEP + (run * 8 + four * 2);
                 for (block, sum) in (0..).zip(&mut sums) {

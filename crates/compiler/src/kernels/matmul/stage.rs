@@ -9,7 +9,7 @@
 
 use super::Size;
 use crate::kernels::dot;
-use crate::kernels::halve;
+use crate::kernels::{halve, rows};
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
 use std::cell::RefCell;
@@ -164,14 +164,7 @@ impl<'b> Stage<'_, 'b> {
 
     /// A lane's items out of `items`: (number, is there one), straight-line. A last one that is none repeats the last.
     pub(super) fn items(&self, b: &'b Builder, items: u32) -> Vec<(Val<'b>, Val<'b>)> {
-        let item = |turn: u32| {
-            let i = b.local_id() + turn * self.lanes;
-            match (turn + 1) * self.lanes <= items {
-                true => (i, b.bool(true)),
-                false => (i.min(b.u32(items - 1)), i.lt(items)),
-            }
-        };
-        (0..items.div_ceil(self.lanes)).map(item).collect()
+        (0..items.div_ceil(self.lanes)).map(|turn| rows::item(b, turn, self.lanes, items)).collect()
     }
 
     /// Units of a row.
