@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The rule is a guess from sizes and abilities; a tuner that can measure finds better ones for a card. Every legal cut
-//! computes the same sums, in an order that only [`Cut::units`], [`Cut::columns`] and [`Cut::slices`] change.
+//! computes the same sums, in an order that only [`Cut::units`], [`Cut::columns`], [`Cut::slices`] and
+//! [`Cut::staged`] change.
 
 use crate::Ctx;
 use crate::kernels::Flight;
@@ -40,11 +41,13 @@ pub struct Cut {
     pub columns: u32,
     /// Workgroups that divide the columns of the same rows.
     pub slices: u32,
+    /// So many steps' inputs are staged together.
+    pub staged: u32,
 }
 
 impl Cut {
     /// One of each.
-    pub const ONE: Cut = Cut { subgroups: 1, rows: 1, turns: 1, units: 1, ahead: false, columns: 1, slices: 1 };
+    pub const ONE: Cut = Cut { subgroups: 1, rows: 1, turns: 1, units: 1, ahead: false, columns: 1, slices: 1, staged: 1 };
 
     /// Weight rows of a workgroup.
     pub fn tile(self) -> u32 {
@@ -64,6 +67,7 @@ impl Cut {
             + steps(self.units, other.units)
             + steps(self.columns, other.columns)
             + steps(self.slices, other.slices)
+            + steps(self.staged, other.staged)
             + u32::from(self.ahead != other.ahead)
     }
 }
@@ -72,34 +76,35 @@ impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ahead = if self.ahead { " ahead" } else { "" };
         write!(f, "{}x{}x{} u{}{ahead}", self.subgroups, self.rows, self.turns, self.units)?;
-        match (self.columns, self.slices) {
-            (1, 1) => Ok(()),
-            (columns, slices) => write!(f, " c{columns}/{slices}"),
+        match (self.columns, self.slices, self.staged) {
+            (1, 1, 1) => Ok(()),
+            (columns, slices, staged) => write!(f, " c{columns}/{slices} s{staged}"),
         }
     }
 }
 
 /// Text that is no cut.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("`{0}` is no cut; one looks like 16x2x1 u2 ahead, or 8x16x1 u2 c2/4")]
+#[error("`{0}` is no cut; one looks like 16x2x1 u2 ahead, or 8x16x1 u2 c2/4 s8")]
 pub struct NoCut(String);
 
 impl FromStr for Cut {
     type Err = NoCut;
     fn from_str(text: &str) -> Result<Cut, NoCut> {
         let parse = || {
-            let (text, columns, slices) = match text.split_once(" c") {
+            let (text, columns, slices, staged) = match text.split_once(" c") {
                 Some((rest, by)) => {
+                    let (by, staged) = by.split_once(" s")?;
                     let (columns, slices) = by.split_once('/')?;
-                    (rest, columns.parse().ok().filter(|n| *n > 0)?, slices.parse().ok()?)
+                    (rest, columns.parse().ok().filter(|n| *n > 0)?, slices.parse().ok()?, staged.parse().ok()?)
                 }
-                None => (text, 1, 1),
+                None => (text, 1, 1, 1),
             };
             let (rest, ahead) = text.strip_suffix(" ahead").map_or((text, false), |rest| (rest, true));
             let (sizes, units) = rest.split_once(" u")?;
             let sizes: Vec<u32> = sizes.split('x').map(|n| n.parse().ok()).collect::<Option<_>>()?;
             let [subgroups, rows, turns] = sizes[..] else { return None };
-            Some(Cut { subgroups, rows, turns, units: units.parse().ok()?, ahead, columns, slices })
+            Some(Cut { subgroups, rows, turns, units: units.parse().ok()?, ahead, columns, slices, staged })
         };
         parse().ok_or_else(|| NoCut(text.to_string()))
     }
@@ -250,10 +255,10 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        for cut in [CUT, Cut { ahead: false, ..CUT }, Cut { columns: 2, slices: 8, ..CUT }, Cut { slices: 3, ..CUT }] {
+        for cut in [CUT, Cut { ahead: false, ..CUT }, Cut { columns: 2, slices: 8, staged: 4, ..CUT }, Cut { slices: 3, ..CUT }] {
             assert_eq!(cut.to_string().parse::<Cut>().ok(), Some(cut));
         }
-        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind", "16x2x1 u1 c0/1", "16x2x1 u1 c2"] {
+        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind", "16x2x1 u1 c0/1 s1", "16x2x1 u1 c2"] {
             assert!(text.parse::<Cut>().is_err(), "{text}");
         }
     }

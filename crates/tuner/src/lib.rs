@@ -32,7 +32,7 @@ pub struct Settings {
     pub act: ActPrecision,
     /// Element type of cached K and V.
     pub kv: KvTypes,
-    /// Token rows per step: 1 to [`zinc_compiler::kernels::MATVEC_ROWS`].
+    /// Token rows per step: 1 to [`zinc_compiler::kernels::CUT_ROWS`].
     pub rows: u32,
     /// Time to spend once the model is loaded.
     pub budget: Duration,

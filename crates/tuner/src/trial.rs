@@ -4,7 +4,7 @@ use crate::{Settings, TuneError};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use zinc_compiler::kernels::MATVEC_ROWS;
+use zinc_compiler::kernels::CUT_ROWS;
 use zinc_compiler::{Choices, CompileError, Tunable, Tuned, compile, tunables};
 use zinc_ir::device::{Device, DeviceError, KernelCost, ProgramId, Progress, WeightSource};
 use zinc_ir::graph::{Graph, NodeId, Op, Part, WeightId};
@@ -145,12 +145,13 @@ impl<'a> Trial<'a> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Trial<'a>, TuneError> {
         let rows = settings.rows;
-        if rows == 0 || rows > MATVEC_ROWS {
-            return Err(TuneError::Rows { rows, most: MATVEC_ROWS });
+        if rows == 0 || rows > CUT_ROWS {
+            return Err(TuneError::Rows { rows, most: CUT_ROWS });
         }
-        let bucket = Bucket { tokens: rows, outputs: rows, context: PAGE_TOKENS, sequences: 1, tail: Tail::Logits };
+        let context = pages(rows) * PAGE_TOKENS;
+        let bucket = Bucket { tokens: rows, outputs: rows, context, sequences: 1, tail: Tail::Logits };
         let choices = Choices { act: settings.act, ..Choices::default() };
-        let layout = |graph: &Graph, ty| Arc::new(KvLayout::new(graph, ty, 1));
+        let layout = |graph: &Graph, ty| Arc::new(KvLayout::new(graph, ty, pages(rows)));
         let list = |graph: &Arc<Graph>, device: &dyn Device| {
             tunables(graph, &layout(graph, settings.kv), bucket, device.caps(), &choices)
         };
@@ -209,7 +210,7 @@ impl<'a> Trial<'a> {
         weights: &dyn WeightSource,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), TuneError> {
-        let kv = Arc::new(KvLayout::new(&part.graph, KvType::F32, 1));
+        let kv = Arc::new(KvLayout::new(&part.graph, KvType::F32, pages(self.bucket.tokens)));
         trusted.load(&part.graph, &kv, weights, progress)?;
         let choices = Choices { act: ActPrecision::F32, ..Choices::default() };
         let plan = Arc::new(compile(&part.graph, &kv, self.bucket, trusted.caps(), &choices)?);
@@ -355,6 +356,11 @@ fn layers(tunables: &[Tunable]) -> BTreeSet<u32> {
     kept
 }
 
+/// Pages of K and V that all steps of so many rows fill.
+fn pages(rows: u32) -> u32 {
+    (STEPS * rows).div_ceil(PAGE_TOKENS)
+}
+
 /// Step `number` of a sequence of made-up tokens.
 fn step(rows: u32, number: u32, seed: u32, vocabulary: u32) -> Step {
     let positions: Vec<u32> = (number * rows..(number + 1) * rows).collect();
@@ -367,7 +373,7 @@ fn step(rows: u32, number: u32, seed: u32, vocabulary: u32) -> Step {
         sequence: vec![0; rows as usize],
         slots: positions.clone(),
         outputs: (0..rows).collect(),
-        pages: vec![vec![0]],
+        pages: vec![(0..pages(rows)).collect()],
         draws: vec![],
         positions,
     }

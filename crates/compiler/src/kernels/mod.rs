@@ -45,6 +45,9 @@ pub(crate) fn quantized_row_bytes(cols: u32, wide: bool) -> u32 {
 /// Most rows that go through mat-vec kernels.
 pub const MATVEC_ROWS: u32 = 8;
 
+/// Most rows whose products have cuts: mat-vecs, and narrow products on matrix units.
+pub const CUT_ROWS: u32 = 128;
+
 /// Most rows that go through mat-vec kernels on a device. Matrix units are faster from few rows on, where inputs may be
 /// rounded to halves; from how many depends on what a mat-vec takes (docs/internals/performance.md).
 pub(crate) fn matvec_rows(caps: &Caps, choices: &Choices) -> u32 {

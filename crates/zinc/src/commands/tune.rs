@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     budget: f64,
     /// Token rows of the step: sequences that are generated together
     #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N[,N…]")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=128))]
     rows: Vec<u32>,
     /// Forget what was found on this GPU, quarantine included, before the search; without a model: only that
     #[arg(long)]

@@ -18,16 +18,13 @@ use super::stage::{Asked, Stage};
 use super::{Epilogue, Size, quads};
 use crate::Ctx;
 use crate::cut::{Cut, Cuts};
-use crate::kernels::arrival;
+use crate::kernels::{CUT_ROWS, arrival};
 use crate::kernels::half_shapes;
 use crate::kernels::rows::for_items;
 use zinc_ir::device::{Caps, MatrixShape};
 use zinc_ir::kernel::{Builder, MatrixMemory, Type, Val};
 use zinc_ir::plan::COUNTERS;
 use zinc_ir::quant::{Run, UNIT};
-
-/// Most rows that go this way.
-pub(super) const MOST_ROWS: u32 = 128;
 
 /// Halves in an element of the shared memory, which is 16 bytes.
 const EIGHT: u32 = 8;
@@ -48,9 +45,11 @@ pub(super) struct Tile {
     /// Matrices along features, of each weight: `m` features each.
     along_features: u32,
     /// Subgroups that divide the columns of the same features.
-    along_columns: u32,
+    pub(super) along_columns: u32,
     /// Units of a lane in a chunk, side by side.
     pub(super) ahead: u32,
+    /// Chunks whose inputs are staged at a time: in between, nobody waits for anybody.
+    staged: u32,
     /// Workgroups that divide the columns.
     slices: u32,
 }
@@ -80,22 +79,26 @@ impl Tile {
     fn units(&self) -> u32 {
         if self.quads { quads::LANES } else { self.subgroup / self.shape.m as u32 }
     }
-    /// Units of columns in the shared memory.
-    fn chunk(&self) -> u32 {
+    /// Units of columns that a workgroup's subgroups have under way.
+    pub(super) fn chunk(&self) -> u32 {
         self.units() * self.ahead * self.along_columns
+    }
+    /// Units of columns in the shared memory.
+    pub(super) fn staged_units(&self) -> u32 {
+        self.chunk() * self.staged
     }
     /// Pieces from one line of weights to the next: one more than a line, against bank conflicts.
     fn weight_stride(&self) -> u32 {
         self.units() * PIECES + 1
     }
     pub(super) fn input_stride(&self) -> u32 {
-        self.chunk() * PIECES + 1
+        self.staged_units() * PIECES + 1
     }
-    /// Pieces of a chunk's inputs.
+    /// Pieces of the inputs that are staged at a time.
     fn inputs(&self) -> u32 {
-        self.rows() * self.chunk() * PIECES
+        self.rows() * self.staged_units() * PIECES
     }
-    /// Items of a chunk's inputs where weights go straight into matrices: four pieces each.
+    /// Items of the inputs where weights go straight into matrices: four pieces each.
     pub(super) fn input_items(&self) -> u32 {
         self.inputs() / 4
     }
@@ -126,17 +129,14 @@ impl Tile {
 
     /// Registers of a lane, about.
     fn registers(&self) -> u32 {
-        let (inputs, lines) = match self.quads {
-            true => (4 * self.input_items().div_ceil(self.lanes()), quads::LINES),
-            false => (self.inputs().div_ceil(self.lanes()), 1),
-        };
-        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 4 * inputs
+        let lines = if self.quads { quads::LINES } else { 1 };
+        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
         let units = size.cols / UNIT;
         self.lanes() <= caps.max_workgroup
-            && units.is_multiple_of(self.chunk() * self.slices)
+            && units.is_multiple_of(self.staged_units() * self.slices)
             && self.registers() < 255
             && self.pieces() * 16 + ARRIVAL_BYTES + size.table_bytes <= caps.max_shared_bytes
             && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
@@ -144,7 +144,7 @@ impl Tile {
 
     /// A tile for so few rows, if the device has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
-        if size.rows > MOST_ROWS || size.groups != 1 {
+        if size.rows > CUT_ROWS || size.groups != 1 {
             return None;
         }
         let padded = |s: &MatrixShape| size.rows.next_multiple_of(s.n as u32);
@@ -164,6 +164,7 @@ impl Tile {
             along_features: 1,
             along_columns: 1,
             ahead: 1,
+            staged: 1,
             slices: 1,
         };
         first.others(caps, size).min_by_key(|t| t.price(caps, size))
@@ -174,11 +175,13 @@ impl Tile {
         let powers = [8, 4, 2, 1];
         let cuts = powers.into_iter().flat_map(move |f| powers.map(|c| (f, c)));
         let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
-        let slices = reads.flat_map(|(f, c, ahead)| (1..=MOST_SLICES).map(move |slices| (f, c, ahead, slices)));
-        let tiles = slices.map(move |(along_features, along_columns, ahead, slices)| Tile {
+        let staged = reads.flat_map(|read| [1, 2, 4, 8, 16].map(|staged| (read, staged)));
+        let slices = staged.flat_map(|(read, staged)| (1..=MOST_SLICES).map(move |slices| (read, staged, slices)));
+        let tiles = slices.map(move |((along_features, along_columns, ahead), staged, slices)| Tile {
             along_features,
             along_columns,
             ahead,
+            staged,
             slices,
             ..self
         });
@@ -198,6 +201,7 @@ impl Tile {
             rows: self.shape.m as u32,
             units: self.ahead,
             columns: self.along_columns,
+            staged: self.staged,
             slices: self.slices,
             ..Cut::ONE
         }
@@ -208,6 +212,7 @@ impl Tile {
             along_features: cut.subgroups / cut.columns,
             along_columns: cut.columns,
             ahead: cut.units,
+            staged: cut.staged,
             slices: cut.slices,
             ..self
         }
@@ -261,22 +266,17 @@ pub(super) fn body<'b>(
     let tile = Body { b, t, s, memory, own, place };
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); t.blocks as usize];
-    let chunks = s.units() / t.chunk() / t.slices;
-    let first = b.tile(0) * chunks;
-    let sums = b.for_(b.u32(0), b.u32(chunks), 1, &zero, |chunk, sums| {
-        let first = (first + chunk) * t.chunk();
-        let asked = tile.ask(first);
-        if t.quads {
-            let inputs = tile.read_quad_inputs(first);
-            b.barrier();
-            tile.keep_quad_inputs(&inputs);
-        } else {
-            let inputs = tile.read_inputs(first);
-            b.barrier();
-            tile.keep_inputs(&inputs);
-        }
+    let turns = s.units() / t.staged_units() / t.slices;
+    let first = b.tile(0) * turns;
+    let sums = b.for_(b.u32(0), b.u32(turns), 1, &zero, |turn, sums| {
+        let first = (first + turn) * t.staged_units();
         b.barrier();
-        tile.multiply(&asked, sums)
+        tile.stage_inputs(first);
+        b.barrier();
+        b.for_(b.u32(0), b.u32(t.staged), 1, sums, |chunk, sums| {
+            let asked = tile.ask(first + chunk * t.chunk());
+            tile.multiply(chunk, &asked, sums)
+        })
     });
     tile.finish(end, slices, &sums);
 }
@@ -295,25 +295,39 @@ pub(super) struct Body<'a, 'b> {
 }
 
 impl<'b> Body<'_, 'b> {
-    /// Reads this lane's pieces of the inputs of the chunk that starts at unit `first`.
-    fn read_inputs(&self, first: Val<'b>) -> Vec<Val<'b>> {
-        let (b, t, s) = (self.b, self.t, self.s);
-        let read = |(i, _): (Val<'b>, Val<'b>)| {
-            let (unit, piece) = (i / PIECES % t.chunk(), i % PIECES);
-            let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
-            s.eight_halves(b, s.input_row(b, i / (t.chunk() * PIECES)) + col)
-        };
-        self.s.items(b, t.inputs()).into_iter().map(read).collect()
+    /// Brings the inputs from unit `first` on to the shared memory.
+    fn stage_inputs(&self, first: Val<'b>) {
+        let (b, t) = (self.b, self.t);
+        let (items, at_a_time) = if t.quads { (t.input_items(), 2) } else { (t.inputs(), 4) };
+        let lanes = t.lanes();
+        b.for_(b.local_id(), b.u32(items), lanes * at_a_time, &[], |i, _| {
+            let own: Vec<Val<'b>> = (0..at_a_time).map(|turn| i + turn * lanes).collect();
+            let real = |i: Val<'b>| match items.is_multiple_of(lanes * at_a_time) {
+                true => b.bool(true),
+                false => i.lt(items),
+            };
+            let known = own.iter().map(|i| if items.is_multiple_of(lanes * at_a_time) { *i } else { i.min(b.u32(items - 1)) });
+            let read: Vec<Vec<Val<'b>>> = known
+                .map(|i| if t.quads { self.read_quad_inputs(first, i) } else { vec![self.read_inputs(first, i)] })
+                .collect();
+            for (i, read) in own.into_iter().zip(&read) {
+                b.if_(real(i), || if t.quads { self.keep_quad_inputs(i, read) } else { self.keep_inputs(i, read[0]) });
+            }
+            vec![]
+        });
     }
 
-    /// Keeps what [`Body::read_inputs`] has read in the shared memory.
-    fn keep_inputs(&self, inputs: &[Val<'b>]) {
-        let (b, t) = (self.b, self.t);
-        let pieces = t.chunk() * PIECES;
-        for ((i, real), eight) in self.s.items(b, t.inputs()).into_iter().zip(inputs) {
-            let at = i / pieces * t.input_stride() + i % pieces;
-            b.if_(real, || b.shared_store(self.memory, at, *eight));
-        }
+    /// Piece `i` of the inputs from unit `first` on.
+    fn read_inputs(&self, first: Val<'b>, i: Val<'b>) -> Val<'b> {
+        let (b, t, s) = (self.b, self.t, self.s);
+        let (unit, piece) = (i / PIECES % t.staged_units(), i % PIECES);
+        let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
+        s.eight_halves(b, s.input_row(b, i / (t.staged_units() * PIECES)) + col)
+    }
+
+    fn keep_inputs(&self, i: Val<'b>, eight: Val<'b>) {
+        let pieces = self.t.staged_units() * PIECES;
+        self.b.shared_store(self.memory, i / pieces * self.t.input_stride() + i % pieces, eight);
     }
 
     /// Asks for this lane's units of the chunk that starts at unit `first`: of each of its lines.
@@ -347,8 +361,8 @@ impl<'b> Body<'_, 'b> {
         first + step % together
     }
 
-    /// Adds the products of the chunk.
-    fn multiply(&self, asked: &[Vec<Asked<'b>>], sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Adds the products of chunk number `chunk` of those that are staged.
+    fn multiply(&self, chunk: Val<'b>, asked: &[Vec<Asked<'b>>], sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let decode = |a: &Asked<'b>| self.s.decode(self.b, a);
         let mut sums = sums.to_vec();
         let mut step = 0;
@@ -356,8 +370,8 @@ impl<'b> Body<'_, 'b> {
             let lines: Vec<Vec<[Run<'b>; 2]>> = asked.iter().map(|line| decode(&line[i])).collect();
             for of_step in 0..lines[0].len() {
                 sums = match &lines[..] {
-                    [one] => self.step(step, &one[of_step], &sums),
-                    [low, high] => self.quad_step(step, [&low[of_step], &high[of_step]], &sums),
+                    [one] => self.step(chunk, step, &one[of_step], &sums),
+                    [low, high] => self.quad_step(chunk, step, [&low[of_step], &high[of_step]], &sums),
                     _ => unreachable!("a lane has one line or two"),
                 };
                 step += 1;
@@ -366,8 +380,8 @@ impl<'b> Body<'_, 'b> {
         sums
     }
 
-    /// Adds the products of step `step` of the chunk: a unit of each lane.
-    fn step(&self, step: u32, runs: &[Run<'b>; 2], sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    /// Adds the products of step `step` of a chunk: a unit of each lane.
+    fn step(&self, chunk: Val<'b>, step: u32, runs: &[Run<'b>; 2], sums: &[Val<'b>]) -> Vec<Val<'b>> {
         let (b, t) = (self.b, self.t);
         let (line, within) = (b.lane() / t.units(), b.lane() % t.units());
         // The step before has been multiplied.
@@ -388,7 +402,7 @@ impl<'b> Body<'_, 'b> {
             let w = load(a, self.own + col / EIGHT, t.weight_stride(), false);
             // The unit of the lanes that have decoded this column, within those of the subgroup.
             let unit = self.unit(self.place[1], b.u32(col / UNIT), b.u32(step));
-            let first = unit * PIECES + col % UNIT / EIGHT;
+            let first = (chunk * t.chunk() + unit) * PIECES + col % UNIT / EIGHT;
             for (block, sum) in (0..).zip(&mut sums) {
                 let x = load(bt, first + block * n * t.input_stride(), t.input_stride(), true);
                 *sum = b.matrix_mul_add(w, x, *sum);

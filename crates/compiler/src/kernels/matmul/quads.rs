@@ -30,23 +30,21 @@ impl<'b> Body<'_, 'b> {
         ([line, line + APART], lane % LANES)
     }
 
-    /// Reads this lane's share of the inputs of the chunk that starts at unit `first`: of each item, eight columns of four
-    /// units.
-    pub(super) fn read_quad_inputs(&self, first: Val<'b>) -> Vec<[Val<'b>; 4]> {
+    /// Reads item `i` of the inputs from unit `first` on: eight columns of four units.
+    pub(super) fn read_quad_inputs(&self, first: Val<'b>, i: Val<'b>) -> Vec<Val<'b>> {
         let (t, s) = (self.t, self.s);
-        let read = |(i, _): (Val<'b>, Val<'b>)| {
-            let (row, run, half) = self.item(i);
-            let (place, step) = (run / 2 / t.ahead, run / 2 % t.ahead);
-            [0, 1, 2, 3].map(|unit| {
-                let unit = first + self.unit(place, self.b.u32(unit), step);
-                let col = s.first_column(self.b, unit, (run % 2).eq(1)) + half * 8;
-                s.eight_halves(self.b, s.input_row(self.b, row) + col)
-            })
+        let (row, run, half) = self.item(i);
+        let (chunk, step) = (run / 2 / t.ahead / t.along_columns, run / 2 % t.ahead);
+        let place = run / 2 / t.ahead % t.along_columns;
+        let of_unit = |unit| {
+            let unit = first + chunk * t.chunk() + self.unit(place, self.b.u32(unit), step);
+            let col = s.first_column(self.b, unit, (run % 2).eq(1)) + half * 8;
+            s.eight_halves(self.b, s.input_row(self.b, row) + col)
         };
-        s.items(self.b, t.input_items()).into_iter().map(read).collect()
+        (0..LANES).map(of_unit).collect()
     }
 
-    /// Row, run of 16 columns in the chunk, and half of the run, of an item. Neighbours in this order touch different banks.
+    /// Row, run of 16 columns of those staged, and half of the run, of an item. Neighbours in this order touch different banks.
     fn item(&self, i: Val<'b>) -> (Val<'b>, Val<'b>, Val<'b>) {
         let rows = self.t.rows();
         (i / 2 % rows, i / (2 * rows), i % 2)
@@ -54,27 +52,27 @@ impl<'b> Body<'_, 'b> {
 
     /// Keeps what [`Body::read_quad_inputs`] has read: of every four columns the first and third of all four units, then
     /// the second and fourth.
-    pub(super) fn keep_quad_inputs(&self, inputs: &[[Val<'b>; 4]]) {
-        let (b, t) = (self.b, self.t);
-        for ((i, real), units) in self.s.items(b, t.input_items()).into_iter().zip(inputs) {
-            let (row, run, half) = self.item(i);
-            let at = row * t.input_stride() + run * (STEP / 2) + half * 4;
-            b.if_(real, || {
-                for four in 0..2 {
-                    let words = |unit: &Val<'b>| [unit.lane(2 * four), unit.lane(2 * four + 1)];
-                    let even = |u: &Val<'b>| words(u)[0] & 0xffff | words(u)[1] << 16;
-                    let odd = |u: &Val<'b>| words(u)[0] >> 16 | words(u)[1] & 0xffff_0000u32;
-                    let pieces = [units.each_ref().map(even), units.each_ref().map(odd)];
-                    for (p, piece) in (0..).zip(pieces) {
-                        b.shared_store(self.memory, at + (four as u32 * 2 + p), b.compose(&piece));
-                    }
-                }
-            });
+    pub(super) fn keep_quad_inputs(&self, i: Val<'b>, units: &[Val<'b>]) {
+        let (b, (row, run, half)) = (self.b, self.item(i));
+        let at = row * self.t.input_stride() + run * (STEP / 2) + half * 4;
+        for four in 0..2 {
+            let words = units.iter().map(|unit| [unit.lane(2 * four), unit.lane(2 * four + 1)]);
+            let even: Vec<Val<'b>> = words.clone().map(|[low, high]| low & 0xffff | high << 16).collect();
+            let odd: Vec<Val<'b>> = words.map(|[low, high]| low >> 16 | high & 0xffff_0000u32).collect();
+            for (p, piece) in (0..).zip([even, odd]) {
+                b.shared_store(self.memory, at + (four as u32 * 2 + p), b.compose(&piece));
+            }
         }
     }
 
     /// Adds the products of step `step` of the chunk: a unit of each of this lane's lines.
-    pub(super) fn quad_step(&self, step: u32, lines: [&[Run<'b>; 2]; LINES as usize], sums: &[Val<'b>]) -> Vec<Val<'b>> {
+    pub(super) fn quad_step(
+        &self,
+        chunk: Val<'b>,
+        step: u32,
+        lines: [&[Run<'b>; 2]; LINES as usize],
+        sums: &[Val<'b>],
+    ) -> Vec<Val<'b>> {
         let (b, t) = (self.b, self.t);
         let [a, bt, _] = Caps::matrix_types(t.shape);
         let mut sums = sums.to_vec();
@@ -83,7 +81,8 @@ impl<'b> Body<'_, 'b> {
             for four in 0..4 {
                 let elements = (0..8).map(|i: usize| pairs[i / 4][four as usize][i / 2 % 2].lane(i as u8 % 2));
                 let w = b.matrix_compose(a, &elements.collect::<Vec<_>>());
-                let piece = (self.place[1] * t.ahead + step) * STEP + (run * 8 + four * 2);
+                let step = (chunk * t.along_columns + self.place[1]) * t.ahead + step;
+                let piece = step * STEP + (run * 8 + four * 2);
                 for (block, sum) in (0..).zip(&mut sums) {
                     let index = piece + block * (t.shape.n as u32 * t.input_stride());
                     let memory = MatrixMemory::Shared { array: self.memory, index: index.value() };
