@@ -76,7 +76,7 @@ fn illegal_cuts_are_ignored() {
     let model = LongRows::new("Q8_0", 256);
     let trial = |choices| Trial { graph: &model.graph, weights: &model, tokens: &[1], subgroup: 8, choices };
     let rules = trial(choices(ActPrecision::F16)).tunables();
-    let illegal = Cut { subgroups: 3, rows: 5, turns: 0, units: 9, ahead: true };
+    let illegal = Cut { subgroups: 3, rows: 5, turns: 0, units: 9, ahead: true, ..Cut::ONE };
     let mut tuned: zinc_compiler::Tuned = rules.iter().map(|t| (t.cuts.key.clone(), illegal)).collect();
     tuned.insert("no such key".into(), illegal);
     let choices = Choices { tuned: tuned.into(), ..choices(ActPrecision::F16) };
