@@ -31,6 +31,9 @@ const EIGHT: u32 = 8;
 /// Elements of a unit.
 const PIECES: u32 = UNIT / EIGHT;
 
+/// Loads of inputs that a lane has under way at a time.
+const AT_ONCE: u32 = 8;
+
 /// How a tile is cut: the knobs of this kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Tile {
@@ -102,6 +105,11 @@ impl Tile {
     pub(super) fn input_items(&self) -> u32 {
         self.inputs() / 4
     }
+    /// Loads of inputs of a lane.
+    fn loads(&self) -> u32 {
+        let (items, each) = if self.quads { (self.input_items(), 4) } else { (self.inputs(), 1) };
+        items.div_ceil(self.lanes()) * each
+    }
     /// Pieces of a subgroup's own.
     fn own(&self) -> u32 {
         if self.quads { 0 } else { self.shape.m as u32 * self.weight_stride() }
@@ -130,13 +138,14 @@ impl Tile {
     /// Registers of a lane, about.
     fn registers(&self) -> u32 {
         let lines = if self.quads { quads::LINES } else { 1 };
-        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead
+        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 4 * self.loads().min(AT_ONCE)
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
         let units = size.cols / UNIT;
         self.lanes() <= caps.max_workgroup
-            && units.is_multiple_of(self.staged_units() * self.slices)
+            && units.is_multiple_of(self.staged_units())
+            && units / self.staged_units() >= self.slices
             && self.registers() < 255
             && self.pieces() * 16 + ARRIVAL_BYTES + size.table_bytes <= caps.max_shared_bytes
             && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
@@ -190,7 +199,9 @@ impl Tile {
 
     /// What can be chosen for a product of this key, and the tile that was.
     pub(super) fn tuned(self, ctx: &Ctx<'_>, size: Size, key: String) -> (Tile, Cuts) {
-        let all = std::iter::once(self).chain(self.others(ctx.caps, size)).map(|t| t.cut()).collect();
+        let most = 2 * self.price(ctx.caps, size);
+        let others = self.others(ctx.caps, size).filter(|t| t.price(ctx.caps, size) <= most);
+        let all = std::iter::once(self).chain(others).map(|t| t.cut()).collect();
         let cuts = Cuts::new(ctx, key, all);
         (self.with(cuts.used), cuts)
     }
@@ -227,7 +238,7 @@ impl Tile {
         let step = ((130 + self.rows()) / 4).max(32 + self.rows());
         let chunk = self.subgroups() * self.ahead * step + self.rows() * self.chunk() * 2;
         let together = resident.min(tiles.div_ceil(compute_units));
-        let round = (together * chunk).max(1800 + chunk * 3 / 2) * (size.cols / UNIT / self.chunk() / self.slices);
+        let round = (together * chunk).max(1800 + chunk * 3 / 2) * (size.cols / UNIT / self.chunk()).div_ceil(self.slices);
         let ends = 1500 + if self.slices > 1 { 3000 } else { 0 };
         tiles.div_ceil(compute_units * resident) as u64 * (round + ends) as u64
     }
@@ -266,14 +277,19 @@ pub(super) fn body<'b>(
     let tile = Body { b, t, s, memory, own, place };
     let [_, _, acc] = Caps::matrix_types(t.shape);
     let zero = vec![b.matrix_splat(acc, b.f32(0.0)); t.blocks as usize];
-    let turns = s.units() / t.staged_units() / t.slices;
-    let first = b.tile(0) * turns;
-    let sums = b.for_(b.u32(0), b.u32(turns), 1, &zero, |turn, sums| {
-        let first = (first + turn) * t.staged_units();
-        b.barrier();
+    // Slices that do not come out even differ by one turn.
+    let turns = s.units() / t.staged_units();
+    let bound = |slice: Val<'b>| slice * turns / t.slices;
+    let sums = b.for_(bound(b.tile(0)), bound(b.tile(0) + 1), 1, &zero, |turn, sums| {
+        let first = turn * t.staged_units();
+        // On their way while inputs are staged.
+        let asked = tile.ask(first);
         tile.stage_inputs(first);
-        b.barrier();
-        b.for_(b.u32(0), b.u32(t.staged), 1, sums, |chunk, sums| {
+        let sums = tile.multiply(b.u32(0), &asked, sums);
+        if t.staged == 1 {
+            return sums;
+        }
+        b.for_(b.u32(1), b.u32(t.staged), 1, &sums, |chunk, sums| {
             let asked = tile.ask(first + chunk * t.chunk());
             tile.multiply(chunk, &asked, sums)
         })
@@ -295,26 +311,24 @@ pub(super) struct Body<'a, 'b> {
 }
 
 impl<'b> Body<'_, 'b> {
-    /// Brings the inputs from unit `first` on to the shared memory.
+    /// Brings the inputs from unit `first` on to the shared memory, when all have done with those before.
     fn stage_inputs(&self, first: Val<'b>) {
-        let (b, t) = (self.b, self.t);
-        let (items, at_a_time) = if t.quads { (t.input_items(), 2) } else { (t.inputs(), 4) };
-        let lanes = t.lanes();
-        b.for_(b.local_id(), b.u32(items), lanes * at_a_time, &[], |i, _| {
-            let own: Vec<Val<'b>> = (0..at_a_time).map(|turn| i + turn * lanes).collect();
-            let real = |i: Val<'b>| match items.is_multiple_of(lanes * at_a_time) {
-                true => b.bool(true),
-                false => i.lt(items),
-            };
-            let known = own.iter().map(|i| if items.is_multiple_of(lanes * at_a_time) { *i } else { i.min(b.u32(items - 1)) });
-            let read: Vec<Vec<Val<'b>>> = known
-                .map(|i| if t.quads { self.read_quad_inputs(first, i) } else { vec![self.read_inputs(first, i)] })
-                .collect();
-            for (i, read) in own.into_iter().zip(&read) {
-                b.if_(real(i), || if t.quads { self.keep_quad_inputs(i, read) } else { self.keep_inputs(i, read[0]) });
-            }
-            vec![]
-        });
+        let (b, t, s) = (self.b, self.t, self.s);
+        let items = if t.quads { t.input_items() } else { t.inputs() };
+        let read = |i| if t.quads { self.read_quad_inputs(first, i) } else { vec![self.read_inputs(first, i)] };
+        let keep = |i, real, read: &[Val<'b>]| {
+            b.if_(real, || if t.quads { self.keep_quad_inputs(i, read) } else { self.keep_inputs(i, read[0]) });
+        };
+        let own = s.items(b, items);
+        if t.loads() <= AT_ONCE {
+            let read: Vec<Vec<Val<'b>>> = own.iter().map(|(i, _)| read(*i)).collect();
+            b.barrier();
+            own.into_iter().zip(&read).for_each(|((i, real), read)| keep(i, real, read));
+        } else {
+            b.barrier();
+            for_items(b, t.lanes(), items, |i| keep(i, b.bool(true), &read(i)));
+        }
+        b.barrier();
     }
 
     /// Piece `i` of the inputs from unit `first` on.
