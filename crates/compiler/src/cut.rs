@@ -47,7 +47,8 @@ pub struct Cut {
 
 impl Cut {
     /// One of each.
-    pub const ONE: Cut = Cut { subgroups: 1, rows: 1, turns: 1, units: 1, ahead: false, columns: 1, slices: 1, staged: 1 };
+    pub const ONE: Cut =
+        Cut { subgroups: 1, rows: 1, turns: 1, units: 1, ahead: false, columns: 1, slices: 1, staged: 1 };
 
     /// Weight rows of a workgroup.
     pub fn tile(self) -> u32 {
@@ -255,10 +256,25 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        for cut in [CUT, Cut { ahead: false, ..CUT }, Cut { columns: 2, slices: 8, staged: 4, ..CUT }, Cut { slices: 3, ..CUT }] {
+        for cut in [
+            CUT,
+            Cut { ahead: false, ..CUT },
+            Cut { columns: 2, slices: 8, staged: 4, ..CUT },
+            Cut { slices: 3, ..CUT },
+        ] {
             assert_eq!(cut.to_string().parse::<Cut>().ok(), Some(cut));
         }
-        for text in ["", "16x2 u1", "16x2x1", "16x2x1x1 u1", "axbxc u1", "16x2x1 u-1", "16x2x1 u1 behind", "16x2x1 u1 c0/1 s1", "16x2x1 u1 c2"] {
+        for text in [
+            "",
+            "16x2 u1",
+            "16x2x1",
+            "16x2x1x1 u1",
+            "axbxc u1",
+            "16x2x1 u-1",
+            "16x2x1 u1 behind",
+            "16x2x1 u1 c0/1 s1",
+            "16x2x1 u1 c2",
+        ] {
             assert!(text.parse::<Cut>().is_err(), "{text}");
         }
     }

@@ -8,9 +8,7 @@ use crate::direct::KernelArg;
 use crate::error::VulkanError;
 use crate::vulkan_device::VulkanDevice;
 use zinc_ir::device::Caps;
-use zinc_ir::kernel::{
-    ArgKind, Builder, Kernel, MatrixMemory, MatrixType, MatrixUse, Scalar, Type, Val, quad_place,
-};
+use zinc_ir::kernel::{ArgKind, Builder, Kernel, MatrixMemory, MatrixType, MatrixUse, Scalar, Type, Val, quad_place};
 
 /// Lanes that matrices in quads are for.
 const LANES: u32 = 32;

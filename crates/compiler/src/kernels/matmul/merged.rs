@@ -28,7 +28,11 @@ pub(in crate::kernels) static MERGED: Template = Template {
 /// A product of `x` that may be merged: nothing that reads it is still to be covered.
 fn sibling(f: &Finder<'_>, product: NodeId, x: NodeId) -> Option<Vec<NodeId>> {
     let Op::MatMul { x: input, weight } = *f.op(product) else { return None };
-    if input != x || !f.open(product) || f.ctx.graph.is_router(product) || !dot::supported(f.ctx.graph.weight_of(weight)) {
+    if input != x
+        || !f.open(product)
+        || f.ctx.graph.is_router(product)
+        || !dot::supported(f.ctx.graph.weight_of(weight))
+    {
         return None;
     }
     let mut users = f.users(product);

@@ -18,9 +18,9 @@ use super::stage::{Asked, Stage};
 use super::{Epilogue, Size, quads};
 use crate::Ctx;
 use crate::cut::{Cut, Cuts};
-use crate::kernels::{CUT_ROWS, arrival};
 use crate::kernels::half_shapes;
 use crate::kernels::rows::for_items;
+use crate::kernels::{CUT_ROWS, arrival};
 use zinc_ir::device::{Caps, MatrixShape};
 use zinc_ir::kernel::{Builder, MatrixMemory, Type, Val};
 use zinc_ir::plan::COUNTERS;
@@ -138,7 +138,7 @@ impl Tile {
     /// Registers of a lane, about.
     fn registers(&self) -> u32 {
         let lines = if self.quads { quads::LINES } else { 1 };
-        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 4 * self.loads().min(AT_ONCE)
+        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 2 * self.loads().min(AT_ONCE)
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
@@ -176,7 +176,8 @@ impl Tile {
             staged: 1,
             slices: 1,
         };
-        first.others(caps, size).min_by_key(|t| t.price(caps, size))
+        let even = |t: &Tile| t.staged == 1 && (size.cols / UNIT).is_multiple_of(t.chunk() * t.slices);
+        first.others(caps, size).filter(even).min_by_key(|t| t.price(caps, size))
     }
 
     /// All tiles of this shape that fit.
@@ -229,17 +230,19 @@ impl Tile {
         }
     }
 
-    /// Cycles of a launch, as far as measured on a large card (docs/internals/performance.md).
+    /// Cycles of a launch: a formula whose constants were fitted to some two thousand timings on a large card
+    /// (docs/internals/performance.md).
     fn price(&self, caps: &Caps, size: Size) -> u64 {
         let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT).max(1);
         let resident = (REGISTERS / (self.registers() * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
         let tiles = size.features.div_ceil(self.features()) * self.slices;
-        // A step of a subgroup: instructions on one of four units, or what goes through the shared memory.
-        let step = ((130 + self.rows()) / 4).max(32 + self.rows());
-        let chunk = self.subgroups() * self.ahead * step + self.rows() * self.chunk() * 2;
         let together = resident.min(tiles.div_ceil(compute_units));
-        let round = (together * chunk).max(1800 + chunk * 3 / 2) * (size.cols / UNIT / self.chunk()).div_ceil(self.slices);
-        let ends = 1500 + if self.slices > 1 { 3000 } else { 0 };
+        let lines = if self.quads { quads::LINES } else { 1 };
+        let step = self.subgroups() * lines * self.ahead * (41 + self.rows() / 2);
+        let chunk = step + self.rows() * self.chunk() * 9 / 2;
+        let round =
+            (together * chunk).max(1957 + chunk * 4 / 3) * (size.cols / UNIT / self.chunk()).div_ceil(self.slices);
+        let ends = 1231 + if self.slices > 1 { 2452 } else { 0 };
         tiles.div_ceil(compute_units * resident) as u64 * (round + ends) as u64
     }
 }
@@ -356,9 +359,8 @@ impl<'b> Body<'_, 'b> {
         };
         let together = self.together();
         let unit = |i: u32| first + self.unit(self.place[1], within, b.u32(i));
-        let of_line = |line| {
-            (0..t.ahead).step_by(together as usize).map(move |i| self.s.ask(b, line, unit(i), together))
-        };
+        let of_line =
+            |line| (0..t.ahead).step_by(together as usize).map(move |i| self.s.ask(b, line, unit(i), together));
         lines.into_iter().map(|line| of_line(line).collect()).collect()
     }
 

@@ -10,9 +10,9 @@
 use super::Size;
 use crate::kernels::dot;
 use crate::kernels::{halve, rows};
+use std::cell::RefCell;
 use zinc_ir::graph::Weight;
 use zinc_ir::kernel::{Builder, Scalar, Type, Val};
-use std::cell::RefCell;
 use zinc_ir::quant::{Loads, Run, UNIT, Unit};
 
 /// The rows of a tile: of the inputs and of the output.

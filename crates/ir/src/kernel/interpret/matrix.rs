@@ -48,7 +48,8 @@ impl Machine<'_, '_> {
                 elements
             }
             Op::MatrixElement(a, i) => {
-                let held = self.layout(shape(a), frame.lanes).chunks_exact(frame.lanes).nth(*i as usize).unwrap_or_default();
+                let held =
+                    self.layout(shape(a), frame.lanes).chunks_exact(frame.lanes).nth(*i as usize).unwrap_or_default();
                 let elements = &matrices[place(a)];
                 frame.column(v).iter().zip(held).for_each(|(d, at)| d.set(elements[*at as usize]));
                 return Ok(());
