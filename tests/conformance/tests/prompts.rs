@@ -83,7 +83,9 @@ fn formats() {
         let path = format!("quant/{format}");
         check(&path, "logits_dequant_f32", subgroup, 24, Choices::default(), 1e-3, 1e-8);
         let halves = Choices { act: ActPrecision::F16, ..Choices::default() };
-        check(&path, "logits_dequant_f32", subgroup, 24, halves, 4e-2, 5e-5);
+        check(&path, "logits_dequant_f32", subgroup, 24, halves.clone(), 4e-2, 5e-5);
+        // Matrices in quads.
+        check(&path, "logits_dequant_f32", 32, 9, halves, 4e-2, 5e-5);
     }
 }
 

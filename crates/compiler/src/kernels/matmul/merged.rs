@@ -90,10 +90,10 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let formats = weights.iter().map(|w| w.format.name.to_lowercase()).collect::<Vec<_>>().join("_");
     let way = Way::Narrow(tile);
     let name = format!("matmul_merged_{formats}_{sizes}x{}x{rows}_{}", weights[0].cols, way.name());
-    let product = launch(name, tile.lanes(), ctx.caps.subgroup_size, [tile.slices(), tiles, 1], |b, args| {
+    let product = launch(name, tile.lanes(), ctx.caps.subgroup_size, [tile.along(), tiles, 1], |b, args| {
         let slices = (!temps.is_empty()).then(|| narrow::Slices {
             partial: args.write_read("partial", Operand::Temp(0)),
-            counters: args.read_write("counters", Operand::Counters(tiles)),
+            counters: args.read_write("counters", Operand::Counters(tile.counters(tiles))),
             arrived: arrival::memory(b),
         });
         tables::fill_all_small(b, &weights, tile.lanes());
@@ -155,7 +155,7 @@ impl<'b> Merged<'_, 'b> {
         let weight = ctx.graph.weight_of(parts.products[0]);
         let (features, rows) = (weight.rows, ctx.rows(parts.out));
         let size = Size { features, rows, cols: weight.cols, sets: 1, groups: 1, table_bytes: 0 };
-        let stage = stage_of(b, self.args, ctx, &parts, size, self.way, tile, b.u32(0));
+        let stage = stage_of(b, self.args, ctx, &parts, size, self.way, tile);
         let end = Epilogue::new(self.args, region, &parts, size, stage.lines.last, self.way);
         narrow::body(b, self.tile, &stage, &end, self.slices, self.memory);
     }

@@ -155,12 +155,11 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let tiles = grid[1];
     let temps: Vec<u64> = plan.temps(tiles);
     let product = launch(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
-        let first_row = if temps.is_empty() { b.tile(0) * plan.rows() } else { b.u32(0) };
-        let stage = stage_of(b, args, ctx, &parts, size, &plan, b.tile(1), first_row);
+        let stage = stage_of(b, args, ctx, &parts, size, &plan, b.tile(1));
         let end = Epilogue::new(args, region, &parts, size, stage.lines.last, &plan);
         let slices = (!temps.is_empty()).then(|| narrow::Slices {
             partial: args.write_read("partial", Operand::Temp(0)),
-            counters: args.read_write("counters", Operand::Counters(tiles)),
+            counters: args.read_write("counters", Operand::Counters(plan.counters(tiles))),
             arrived: arrival::memory(b),
         });
         tables::fill_small(b, weight, plan.lanes(ctx));
@@ -176,8 +175,7 @@ fn key(region: &Region, weights: &[&Weight], size: Size) -> String {
     format!("{} {} {}x{} n{} f16", region.template.name, formats.join("+"), features.join("+"), size.cols, size.rows)
 }
 
-/// What tile `tile` of features reads, from row `first_row` on.
-#[allow(clippy::too_many_arguments)]
+/// What tile `tile` of features reads.
 fn stage_of<'a, 'b>(
     b: &'b Builder,
     args: &Args<'b>,
@@ -186,7 +184,6 @@ fn stage_of<'a, 'b>(
     size: Size,
     way: &Way,
     tile: Val<'b>,
-    first_row: Val<'b>,
 ) -> Stage<'a, 'b> {
     let outputs = || args.read("outputs", Operand::Input(Input::Outputs));
     Stage {
@@ -201,7 +198,7 @@ fn stage_of<'a, 'b>(
         x: args.read("x", Operand::Value(parts.source.x)),
         halves: ctx.halves(parts.source.x),
         lines: Lines {
-            first: first_row,
+            first: way.row_tile(b) * way.rows(),
             last: b.u32(size.rows - 1),
             picks: parts.source.select.then(|| Picks { numbers: outputs(), per: 1 }),
         },
@@ -274,10 +271,24 @@ impl Way {
         };
         format!("{form}_{}x{}", self.features(), self.rows())
     }
+    /// Which tile of rows this one is.
+    fn row_tile<'b>(&self, b: &'b Builder) -> Val<'b> {
+        match self {
+            Way::Narrow(t) => t.row_tile(b),
+            _ => b.tile(0),
+        }
+    }
+    /// Counters of so many tiles along features.
+    fn counters(&self, tiles: u32) -> u32 {
+        match self {
+            Way::Narrow(t) => t.counters(tiles),
+            _ => 0,
+        }
+    }
     /// Tiles along rows, or slices of columns; along features.
     fn grid(&self, size: Size) -> [u32; 3] {
         let first = match self {
-            Way::Narrow(t) => t.slices(),
+            Way::Narrow(t) => t.along(),
             _ => size.rows.div_ceil(self.rows()),
         };
         [first, size.features.div_ceil(self.features()), 1]

@@ -31,6 +31,11 @@ const EIGHT: u32 = 8;
 /// Elements of a unit.
 const PIECES: u32 = UNIT / EIGHT;
 
+/// Most rows of a tile: more accumulators leave room for too few subgroups.
+const MOST_ROWS: u32 = 64;
+/// Up to so many rows the first weights, and all inputs of a lane if they are few, are loaded ahead of the barrier that
+/// staging needs. With more, the registers are worth more.
+const EARLY_ROWS: u32 = 32;
 /// Loads of inputs that a lane has under way at a time.
 const AT_ONCE: u32 = 8;
 
@@ -41,7 +46,9 @@ pub(super) struct Tile {
     /// Weights go straight into matrices.
     quads: bool,
     subgroup: u32,
-    /// Matrices along rows: `n` rows each.
+    /// Tiles along rows.
+    row_tiles: u32,
+    /// Matrices along the rows of a tile: `n` rows each.
     blocks: u32,
     /// Weights that share the inputs.
     sets: u32,
@@ -77,6 +84,21 @@ impl Tile {
     }
     pub(super) fn slices(&self) -> u32 {
         self.slices
+    }
+    /// Workgroups that share a tile of features: slices, of each tile of rows.
+    pub(super) fn along(&self) -> u32 {
+        self.row_tiles * self.slices
+    }
+    /// Which tile of rows the workgroup has. Those of the same weights run side by side.
+    pub(super) fn row_tile<'b>(&self, b: &'b Builder) -> Val<'b> {
+        b.tile(0) % self.row_tiles
+    }
+    /// Counters, where slices are added up.
+    pub(super) fn counters(&self, tiles: u32) -> u32 {
+        tiles * self.row_tiles
+    }
+    fn early(&self) -> bool {
+        self.rows() <= EARLY_ROWS
     }
     /// Units of a row that a subgroup decodes in a step.
     fn units(&self) -> u32 {
@@ -132,13 +154,15 @@ impl Tile {
     }
     /// Bytes of what the slices hand over, for so many tiles of features.
     pub(super) fn handed_over(&self, tiles: u32) -> u64 {
-        if self.slices == 1 { 0 } else { tiles as u64 * self.slices as u64 * self.sums() as u64 * 16 }
+        if self.slices == 1 { 0 } else { self.counters(tiles) as u64 * self.slices as u64 * self.sums() as u64 * 16 }
     }
 
     /// Registers of a lane, about.
     fn registers(&self) -> u32 {
         let lines = if self.quads { quads::LINES } else { 1 };
-        50 + self.rows() * self.shape.m as u32 / self.subgroup + 6 * lines * self.ahead + 2 * self.loads().min(AT_ONCE)
+        50 + self.rows() * self.shape.m as u32 / self.subgroup
+            + 6 * lines * self.ahead
+            + if self.early() { 2 * self.loads().min(AT_ONCE) } else { 0 }
     }
 
     fn fits(&self, caps: &Caps, size: Size) -> bool {
@@ -148,7 +172,7 @@ impl Tile {
             && units / self.staged_units() >= self.slices
             && self.registers() < 255
             && self.pieces() * 16 + ARRIVAL_BYTES + size.table_bytes <= caps.max_shared_bytes
-            && (self.slices == 1 || size.features.div_ceil(self.features()) <= COUNTERS)
+            && (self.slices == 1 || self.counters(size.features.div_ceil(self.features())) <= COUNTERS)
     }
 
     /// A tile for so few rows, if the device has half matrices with sums in singles.
@@ -168,7 +192,8 @@ impl Tile {
             shape,
             quads: caps.quads && (shape.m, shape.k) == (16, 16) && caps.subgroup_size == 32,
             subgroup: caps.subgroup_size,
-            blocks: size.rows.div_ceil(shape.n as u32),
+            row_tiles: size.rows.div_ceil(MOST_ROWS),
+            blocks: size.rows.div_ceil(size.rows.div_ceil(MOST_ROWS) * shape.n as u32),
             sets: size.sets,
             along_features: 1,
             along_columns: 1,
@@ -235,14 +260,16 @@ impl Tile {
     fn price(&self, caps: &Caps, size: Size) -> u64 {
         let compute_units = caps.parallel_tiles.div_ceil(TILES_PER_UNIT).max(1);
         let resident = (REGISTERS / (self.registers() * self.lanes())).min(SHARED / (self.pieces() * 16)).max(1);
-        let tiles = size.features.div_ceil(self.features()) * self.slices;
+        let tiles = size.features.div_ceil(self.features()) * self.along();
         let together = resident.min(tiles.div_ceil(compute_units));
         let lines = if self.quads { quads::LINES } else { 1 };
         let step = self.subgroups() * lines * self.ahead * (41 + self.rows() / 2);
         let chunk = step + self.rows() * self.chunk() * 9 / 2;
         let round =
             (together * chunk).max(1957 + chunk * 4 / 3) * (size.cols / UNIT / self.chunk()).div_ceil(self.slices);
-        let ends = 1231 + if self.slices > 1 { 2452 } else { 0 };
+        // Whoever comes last adds up what all slices have.
+        let sums = self.slices * self.sums() * 4 / 20;
+        let ends = 1231 + if self.slices > 1 { 2452 + sums } else { 0 };
         tiles.div_ceil(compute_units * resident) as u64 * (round + ends) as u64
     }
 }
@@ -266,7 +293,7 @@ pub(super) struct Slices<'b> {
     pub(super) arrived: u32,
 }
 
-/// Tile (slice, features), with the [memory](Tile::memory) of the workgroup.
+/// Tile (slice and rows, features), with the [memory](Tile::memory) of the workgroup.
 pub(super) fn body<'b>(
     b: &'b Builder,
     t: &Tile,
@@ -283,12 +310,16 @@ pub(super) fn body<'b>(
     // Slices that do not come out even differ by one turn.
     let turns = s.units() / t.staged_units();
     let bound = |slice: Val<'b>| slice * turns / t.slices;
-    let sums = b.for_(bound(b.tile(0)), bound(b.tile(0) + 1), 1, &zero, |turn, sums| {
+    let sums = b.for_(bound(tile.slice()), bound(tile.slice() + 1), 1, &zero, |turn, sums| {
         let first = turn * t.staged_units();
-        // On their way while inputs are staged.
-        let asked = tile.ask(first);
-        tile.stage_inputs(first);
-        let sums = tile.multiply(b.u32(0), &asked, sums);
+        let sums = if t.early() {
+            let asked = tile.ask(first);
+            tile.stage_inputs(first);
+            tile.multiply(b.u32(0), &asked, sums)
+        } else {
+            tile.stage_inputs(first);
+            tile.multiply(b.u32(0), &tile.ask(first), sums)
+        };
         if t.staged == 1 {
             return sums;
         }
@@ -314,6 +345,14 @@ pub(super) struct Body<'a, 'b> {
 }
 
 impl<'b> Body<'_, 'b> {
+    /// The slice of the columns that is this workgroup's, and its tile of features and rows among all.
+    fn slice(&self) -> Val<'b> {
+        self.b.tile(0) / self.t.row_tiles
+    }
+    fn tile(&self) -> Val<'b> {
+        self.b.tile(1) * self.t.row_tiles + self.t.row_tile(self.b)
+    }
+
     /// Brings the inputs from unit `first` on to the shared memory, when all have done with those before.
     fn stage_inputs(&self, first: Val<'b>) {
         let (b, t, s) = (self.b, self.t, self.s);
@@ -322,14 +361,23 @@ impl<'b> Body<'_, 'b> {
         let keep = |i, real, read: &[Val<'b>]| {
             b.if_(real, || if t.quads { self.keep_quad_inputs(i, read) } else { self.keep_inputs(i, read[0]) });
         };
-        let own = s.items(b, items);
-        if t.loads() <= AT_ONCE {
+        if t.early() && t.loads() <= AT_ONCE {
+            let own = s.items(b, items);
             let read: Vec<Vec<Val<'b>>> = own.iter().map(|(i, _)| read(*i)).collect();
             b.barrier();
             own.into_iter().zip(&read).for_each(|((i, real), read)| keep(i, real, read));
         } else {
             b.barrier();
-            for_items(b, t.lanes(), items, |i| keep(i, b.bool(true), &read(i)));
+            let together = t.lanes() * if t.quads { AT_ONCE / 4 } else { AT_ONCE / 2 };
+            b.for_(b.u32(0), b.u32(items), together, &[], |first, _| {
+                let own = (0..together / t.lanes()).map(|turn| first + b.local_id() + turn * t.lanes());
+                let whole = items.is_multiple_of(together);
+                let own = own.map(|i| if whole { (i, b.bool(true)) } else { (i.min(b.u32(items - 1)), i.lt(items)) });
+                let own: Vec<(Val<'b>, Val<'b>)> = own.collect();
+                let read: Vec<Vec<Val<'b>>> = own.iter().map(|(i, _)| read(*i)).collect();
+                own.into_iter().zip(&read).for_each(|((i, real), read)| keep(i, real, read));
+                vec![]
+            });
         }
         b.barrier();
     }
@@ -447,11 +495,12 @@ impl<'b> Body<'_, 'b> {
             (0..t.along_columns).map(part).reduce(|sum, x| sum + x).expect("subgroups")
         };
         let Some(slices) = slices else { return self.store(end, of_subgroups) };
-        let tile = b.tile(1) * t.slices;
+        let (number, slice) = (self.tile(), self.slice());
+        let tile = number * t.slices;
         for_items(b, self.s.lanes, t.sums(), |item| {
-            b.store(slices.partial, ((tile + b.tile(0)) * t.sums() + item) * 16, of_subgroups(item), 16);
+            b.store(slices.partial, ((tile + slice) * t.sums() + item) * 16, of_subgroups(item), 16);
         });
-        arrival::last_in(b, slices.arrived, slices.counters, b.tile(1), b.u32(t.slices), || {
+        arrival::last_in(b, slices.arrived, slices.counters, number, b.u32(t.slices), || {
             self.store(end, |item| {
                 let part = |slice: Val<'b>| {
                     let at = ((tile + slice) * t.sums() + item) * 16;
