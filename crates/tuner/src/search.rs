@@ -240,11 +240,6 @@ impl Contest {
 
     /// The untried cut most like the best so far; among equals the one most like the rule's.
     fn next(&self, record: &Record) -> Option<Cut> {
-        if std::env::var("ZR").is_ok() {
-            let left: Vec<Cut> = self.left(record).collect();
-            let n = (left.len() as u64).wrapping_mul(0x9E3779B97F4A7C15) >> 33;
-            return (!left.is_empty()).then(|| left[n as usize % left.len()]);
-        }
         self.left(record).min_by_key(|cut| cut.distance(self.best))
     }
 }
@@ -443,9 +438,6 @@ impl Search<'_, '_> {
         self.timed += good.len() as u32;
         for (i, cut) in good {
             let contest = &mut self.contests[*i];
-            if std::env::var("ZR").is_ok() {
-                eprintln!("ZR;{};{};{:.2}", contest.key, cut, times[*i] * 1e6);
-            }
             if contest.seconds.is_none_or(|best| times[*i] < best) {
                 (contest.best, contest.seconds) = (*cut, Some(times[*i]));
             }
