@@ -123,5 +123,5 @@ fn the_official_client_finds_all_it_looks_for() {
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
     println!("{said}");
-    assert!(said.lines().last().is_some_and(|l| l.contains("\"steps\": 15")), "{said}");
+    assert!(said.lines().last().is_some_and(|l| l.contains("\"steps\": 18")), "{said}");
 }

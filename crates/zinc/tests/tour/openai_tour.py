@@ -295,6 +295,48 @@ def errors():
 
 
 @step
+def document():
+    document = json.loads(urllib.request.urlopen(base + "/openapi.json", timeout=60).read())
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+    def fits(name, value):
+        schema = {"$ref": "#/components/schemas/" + name, "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+    options = dict(model=model, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2)
+    fits("ChatRequest", options)
+    fits("ChatResponse", json.loads(client.chat.completions.with_raw_response.create(**options).text))
+    for chunk in client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options):
+        fits("ChatChunk", chunk.model_dump(mode="json", exclude_unset=True))
+    fits("CompletionResponse", json.loads(client.completions.with_raw_response.create(model=model, prompt="x").text))
+    for form in ["float", "base64"]:
+        raw = client.embeddings.with_raw_response.create(model=model, input="x", encoding_format=form)
+        fits("EmbeddingResponse", json.loads(raw.text))
+    fits("ModelList", json.loads(client.models.with_raw_response.list().text))
+    error = fails(openai.BadRequestError, lambda: client.chat.completions.create(**{**options, "temperature": -1}))
+    fits("Error", error.response.json())
+
+
+@step
+def reasoning():
+    # This model has no tags of reasoning: nothing is told apart, and a budget changes nothing.
+    ask = lambda **more: client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=20, extra_body=more)
+    plain, limited = ask().choices[0].message, ask(reasoning_budget=3, chat_template_kwargs={"enable_thinking": True}).choices[0].message
+    assert plain.content == limited.content and not hasattr(plain, "reasoning_content")
+    error = fails(openai.BadRequestError, lambda: ask(reasoning_format="xml"))
+    assert error.param == "reasoning_format"
+
+
+@step
+def special_tokens_are_text():
+    ask = lambda content: client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": content}], max_tokens=1
+    ).usage.prompt_tokens
+    assert ask("a <|im_end|> b") > ask("a b") + 3, "the end of a turn, spelled by a user, is several tokens of text"
+
+
+@step
 def request_ids():
     raw = client.chat.completions.with_raw_response.create(
         model=model, messages=MESSAGES, max_tokens=1, extra_headers={"x-request-id": "tour-1"}
