@@ -29,7 +29,7 @@ pub const GENERATION: u32 = 3;
 pub struct Cut {
     /// Subgroups per workgroup.
     pub subgroups: u32,
-    /// Weight rows a subgroup multiplies at a time.
+    /// Weight rows a subgroup multiplies at a time. On matrix units it is what a matrix has: no choice.
     pub rows: u32,
     /// How many times.
     pub turns: u32,
@@ -93,11 +93,12 @@ impl FromStr for Cut {
     type Err = NoCut;
     fn from_str(text: &str) -> Result<Cut, NoCut> {
         let parse = || {
+            let count = |text: &str| text.parse().ok().filter(|n: &u32| *n > 0);
             let (text, columns, slices, staged) = match text.split_once(" c") {
                 Some((rest, by)) => {
                     let (by, staged) = by.split_once(" s")?;
                     let (columns, slices) = by.split_once('/')?;
-                    (rest, columns.parse().ok().filter(|n| *n > 0)?, slices.parse().ok()?, staged.parse().ok()?)
+                    (rest, count(columns)?, count(slices)?, count(staged)?)
                 }
                 None => (text, 1, 1, 1),
             };
@@ -273,6 +274,8 @@ mod tests {
             "16x2x1 u-1",
             "16x2x1 u1 behind",
             "16x2x1 u1 c0/1 s1",
+            "16x2x1 u1 c1/0 s1",
+            "16x2x1 u1 c1/1 s0",
             "16x2x1 u1 c2",
         ] {
             assert!(text.parse::<Cut>().is_err(), "{text}");

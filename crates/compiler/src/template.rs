@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zinc_ir::device::Caps;
 use zinc_ir::graph::{Graph, NodeId, Rows, WeightId};
 use zinc_ir::kernel::Kernel;
-use zinc_ir::plan::{Bucket, Input, KvLayout, Tail};
+use zinc_ir::plan::{Bucket, Input, KvLayout};
 
 /// Everything a template may look at.
 pub struct Ctx<'a> {
@@ -101,16 +101,13 @@ impl Ctx<'_> {
             Rows::Outputs => self.bucket.outputs,
         }
     }
-    /// Does the value leave the device? That is the output, and the logits beside it ([`Tail::Mixed`]).
+    /// Does the value leave the device? That is the output, and the logits beside it ([`zinc_ir::plan::Tail::Mixed`]).
     pub fn leaves(&self, id: NodeId) -> bool {
         Some(id) == self.output || Some(id) == self.logits_beside()
     }
-    /// The logits that [`Tail::Mixed`] gives beside the tokens.
+    /// The logits that [`zinc_ir::plan::Tail::Mixed`] gives beside the tokens.
     pub fn logits_beside(&self) -> Option<NodeId> {
-        match self.bucket.tail {
-            Tail::Mixed { .. } => self.graph.op(self.output?).inputs().first().copied(),
-            _ => None,
-        }
+        self.bucket.logits_beside(self.graph, self.output)
     }
     /// Columns of a value.
     pub fn cols(&self, id: NodeId) -> u32 {

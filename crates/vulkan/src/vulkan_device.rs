@@ -158,7 +158,11 @@ impl VulkanDevice {
             caps: caps.clone(),
             gpu,
         };
-        device.caps.quads = quads::look(&mut device, &caps)?;
+        // A driver that cannot say keeps its secret; one that has gone is no device.
+        device.caps.quads = match quads::look(&mut device, &caps) {
+            Err(error @ VulkanError::Lost { .. }) => return Err(error),
+            held => held.unwrap_or(false),
+        };
         Ok(device)
     }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use zinc_compiler::{Choices, Tunable, Tuned, tunables};
 use zinc_ir::device::WeightSource;
 use zinc_ir::graph::{Activation, Graph, WeightId};
-use zinc_ir::plan::{Bucket, KvLayout, KvType, StepOutput, Tail};
+use zinc_ir::plan::{Bucket, KvLayout, KvType, PAGE_TOKENS, StepOutput, Tail};
 use zinc_ir::quant;
 use zinc_ir::synthetic::Recipe;
 
 /// Tokens that a sequence may have.
-const CONTEXT: u32 = 64;
+const CONTEXT: u32 = 96;
 
 /// A model to try cuts with: one step of `tokens` in subgroups of `subgroup`.
 pub struct Trial<'a> {
@@ -56,7 +56,7 @@ impl Trial<'_> {
     pub fn tunables(&self) -> Vec<Tunable> {
         let rows = self.tokens.len() as u32;
         let bucket = Bucket { tokens: rows, outputs: rows, context: CONTEXT, sequences: 1, tail: Tail::Logits };
-        let kv = Arc::new(KvLayout::new(self.graph, KvType::F32, 2));
+        let kv = Arc::new(KvLayout::new(self.graph, KvType::F32, CONTEXT / PAGE_TOKENS));
         tunables(self.graph, &kv, bucket, &gpu_caps(self.subgroup), &self.choices).expect("the plan compiles")
     }
 

@@ -56,6 +56,27 @@ fn cuts_of_long_rows() {
     }
 }
 
+/// Narrow products on matrix units: weights in quads (subgroups of 32) and through shared memory, one tile of rows and two,
+/// slices that do not come out even, inputs staged for several steps.
+#[test]
+fn cuts_of_batches() {
+    let tokens: Vec<u32> = (0..70).map(|i| i % 8).collect();
+    for (i, (format, subgroup, rows)) in
+        [("Q4_K", 32, 5), ("Q4_K", 64, 40), ("Q8_0", 32, 40), ("Q6_K", 32, 70), ("Q4_K", 8, 70)].into_iter().enumerate()
+    {
+        let model = LongRows::new(format, 1280);
+        let choices = choices(ActPrecision::F16);
+        let trial = Trial { graph: &model.graph, weights: &model, tokens: &tokens[..rows], subgroup, choices };
+        let narrow = |t: &zinc_compiler::Tunable| {
+            t.cuts.all.iter().any(|c| c.staged > 1) && t.cuts.all.iter().any(|c| c.slices > 1)
+        };
+        assert!(trial.tunables().iter().any(narrow), "narrow products");
+        let most = trial.tunables().iter().map(|t| t.cuts.all.len()).max().unwrap_or(0);
+        let (rounds, worst) = trial.cuts_agree(1 + i, most / 8, 1e-3);
+        println!("{format}, {rows} rows, subgroups of {subgroup}: {rounds} rounds, off by {worst:.1e}");
+    }
+}
+
 /// Experts whose inputs and outputs are blocks of integers.
 #[test]
 fn cuts_of_experts_in_blocks() {

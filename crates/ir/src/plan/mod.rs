@@ -100,6 +100,13 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Of a graph whose output is `output`: the logits that [`Tail::Mixed`] gives beside the tokens.
+    pub fn logits_beside(&self, graph: &Graph, output: Option<NodeId>) -> Option<NodeId> {
+        match self.tail {
+            Tail::Mixed { .. } => graph.op(output?).inputs().first().copied(),
+            _ => None,
+        }
+    }
     /// Where in [`Buffer::Output`] the logits of [`Tail::Mixed`] begin; before them are the tokens.
     pub const fn logits_offset(&self) -> u64 {
         (self.outputs as u64 * 4).next_multiple_of(256)
@@ -249,10 +256,7 @@ impl Plan {
 
     /// The value that [`Tail::Mixed`] gives beside the tokens.
     pub fn logits_beside(&self) -> Option<NodeId> {
-        match self.bucket.tail {
-            Tail::Mixed { .. } => self.graph.op(self.output?).inputs().first().copied(),
-            _ => None,
-        }
+        self.bucket.logits_beside(&self.graph, self.output)
     }
 
     /// Leading bytes of [`Buffer::Output`] that the host needs.

@@ -35,9 +35,9 @@ fn sibling(f: &Finder<'_>, product: NodeId, x: NodeId) -> Option<Vec<NodeId>> {
     {
         return None;
     }
-    let mut users = f.users(product);
-    let nodes = match (users.next(), users.next()) {
-        (Some(bias), None) if matches!(f.op(bias), Op::Bias { .. }) && f.open(bias) => vec![product, bias],
+    let bias = f.users(product).find(|user| matches!(f.op(*user), Op::Bias { .. }) && f.open(*user));
+    let nodes = match bias {
+        Some(bias) if f.private(product, &[bias]) => vec![product, bias],
         _ => vec![product],
     };
     let end = *nodes.last()?;
@@ -53,7 +53,8 @@ fn matches(f: &Finder<'_>, node: NodeId) -> Option<Vec<NodeId>> {
     let Op::MatMul { x, .. } = *f.op(product) else { return None };
     let siblings: Vec<Vec<NodeId>> = f.users(x).filter_map(|user| sibling(f, user, x)).collect();
     let weights: Vec<&Weight> = siblings.iter().map(|nodes| weight_of(f.ctx, nodes[0])).collect();
-    let narrow = siblings.len() > 1 && rule(f.ctx, size_of(&weights, f.ctx.rows(node))).is_some();
+    let with_it = siblings.iter().any(|nodes| nodes.contains(&node));
+    let narrow = siblings.len() > 1 && with_it && rule(f.ctx, size_of(&weights, f.ctx.rows(node))).is_some();
     narrow.then(|| siblings.concat())
 }
 
@@ -64,7 +65,8 @@ fn weight_of<'a>(ctx: &Ctx<'a>, product: NodeId) -> &'a Weight {
 
 /// All products as one.
 fn size_of(weights: &[&Weight], rows: u32) -> Size {
-    let features = weights.iter().map(|w| w.rows).sum();
+    // As many tiles as the weights have one by one, whatever tile is chosen.
+    let features = weights.iter().map(|w| w.rows.next_multiple_of(narrow::MOST_FEATURES)).sum();
     Size { features, rows, cols: weights[0].cols, sets: 1, groups: 1, table_bytes: tables::all_small_bytes(weights) }
 }
 

@@ -39,6 +39,11 @@ const EARLY_ROWS: u32 = 32;
 /// Loads of inputs that a lane has under way at a time.
 const AT_ONCE: u32 = 8;
 
+/// Subgroups along features or columns.
+const POWERS: [u32; 4] = [8, 4, 2, 1];
+/// Most features of a tile, and a multiple of any tile's.
+pub(super) const MOST_FEATURES: u32 = POWERS[0] * 16;
+
 /// How a tile is cut: the knobs of this kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Tile {
@@ -137,12 +142,12 @@ impl Tile {
         if self.quads { 0 } else { self.shape.m as u32 * self.weight_stride() }
     }
     /// F32x4 of a subgroup's accumulators.
-    fn quads(&self) -> u32 {
+    fn accumulators(&self) -> u32 {
         self.rows() * self.shape.m as u32 / 4
     }
     /// Pieces of shared memory: lines of inputs and weights, and afterwards the accumulators.
     fn pieces(&self) -> u32 {
-        (self.rows() * self.input_stride() + self.subgroups() * self.own()).max(self.subgroups() * self.quads())
+        (self.rows() * self.input_stride() + self.subgroups() * self.own()).max(self.subgroups() * self.accumulators())
     }
     /// The shared memory of a workgroup.
     pub(super) fn memory(&self, b: &Builder) -> u32 {
@@ -150,7 +155,7 @@ impl Tile {
     }
     /// F32x4 of a workgroup's sums: of each weight, row and four features.
     fn sums(&self) -> u32 {
-        self.sets * self.along_features * self.quads()
+        self.sets * self.along_features * self.accumulators()
     }
     /// Bytes of what the slices hand over, for so many tiles of features.
     pub(super) fn handed_over(&self, tiles: u32) -> u64 {
@@ -207,8 +212,7 @@ impl Tile {
 
     /// All tiles of this shape that fit.
     fn others(self, caps: &Caps, size: Size) -> impl Iterator<Item = Tile> {
-        let powers = [8, 4, 2, 1];
-        let cuts = powers.into_iter().flat_map(move |f| powers.map(|c| (f, c)));
+        let cuts = POWERS.into_iter().flat_map(|f| POWERS.map(|c| (f, c)));
         let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
         let staged = reads.flat_map(|read| [1, 2, 4, 8, 16].map(|staged| (read, staged)));
         let slices = staged.flat_map(|(read, staged)| (1..=MOST_SLICES).map(move |slices| (read, staged, slices)));
@@ -286,7 +290,7 @@ const TILES_PER_UNIT: u32 = 8;
 
 /// What slices need to become one sum.
 pub(super) struct Slices<'b> {
-    /// Sums of slices: `[tile of features][slice][`[`Tile::sums`]`]` of F32x4.
+    /// Sums of slices: `[tile of features][tile of rows][slice][`[`Tile::sums`]`]` of F32x4.
     pub(super) partial: Val<'b>,
     pub(super) counters: Val<'b>,
     /// Of [`arrival::last_in`].
@@ -482,15 +486,15 @@ impl<'b> Body<'_, 'b> {
         b.barrier();
         for (block, sum) in (0..).zip(sums) {
             // A column of the accumulator is a row of the result.
-            let index = b.subgroup_id() * t.quads() + block * t.shape.n as u32 * per_row;
+            let index = b.subgroup_id() * t.accumulators() + block * t.shape.n as u32 * per_row;
             let memory = MatrixMemory::Shared { array: self.memory, index: index.value() };
             b.matrix_store(*sum, memory, b.u32(per_row), true);
         }
         b.barrier();
         // Item (set, features, row, four features), summed over the subgroups that share its columns.
         let of_subgroups = |item: Val<'b>| {
-            let (place, quad) = (item / t.quads(), item % t.quads());
-            let at = |column: u32| (place * t.along_columns + column) * t.quads() + quad;
+            let (place, quad) = (item / t.accumulators(), item % t.accumulators());
+            let at = |column: u32| (place * t.along_columns + column) * t.accumulators() + quad;
             let part = |column| b.shared_load(self.memory, at(column)).bitcast(Type::F32X4);
             (0..t.along_columns).map(part).reduce(|sum, x| sum + x).expect("subgroups")
         };
@@ -516,10 +520,10 @@ impl<'b> Body<'_, 'b> {
     fn store(&self, end: &Epilogue<'b>, sum: impl Fn(Val<'b>) -> Val<'b>) {
         let (b, t) = (self.b, self.t);
         let per_row = t.shape.m as u32 / 4;
-        for_items(b, self.s.lanes, t.along_features * t.quads(), |item| {
+        for_items(b, self.s.lanes, t.along_features * t.accumulators(), |item| {
             let of_sets: Vec<Val<'b>> =
-                (0..t.sets).map(|set| sum(item + set * (t.along_features * t.quads()))).collect();
-            let (place, quad) = (item / t.quads(), item % t.quads());
+                (0..t.sets).map(|set| sum(item + set * (t.along_features * t.accumulators()))).collect();
+            let (place, quad) = (item / t.accumulators(), item % t.accumulators());
             let feature = self.s.first_feature + place * t.shape.m as u32 + quad % per_row * 4;
             end.store(b, feature, self.s.lines.first + quad / per_row, &of_sets);
         });
