@@ -29,8 +29,10 @@ pub fn context_bucket(context: u32, limit: u32) -> u32 {
 pub(crate) struct Limits {
     /// Token rows of a step.
     pub(crate) rows: u32,
-    /// Output rows of a step.
+    /// Output rows of a step that gives logits or tokens.
     pub(crate) outputs: u32,
+    /// Output rows of a step that gives hidden states.
+    pub(crate) hidden: u32,
     /// Sequences of a step.
     pub(crate) sequences: u32,
     /// Tokens of a sequence.
@@ -46,18 +48,24 @@ impl Limits {
         (next > context).then_some(next)
     }
 
+    /// Output rows of a step that gives hidden states, or does not.
+    pub(crate) fn most_outputs(&self, hidden: bool) -> u32 {
+        if hidden { self.hidden } else { self.outputs }
+    }
+
     /// The bucket for a step of these sizes, each within its limit.
     pub(crate) fn bucket(&self, rows: u32, outputs: u32, sequences: u32, context: u32, tail: Tail) -> Bucket {
         let tokens = rows_bucket(rows).min(self.rows);
         let context = context_bucket(context, self.context);
+        let most = self.most_outputs(tail == Tail::Hidden);
         if rows == outputs && rows == sequences {
             // They have one row each and generate.
-            let tokens = tokens.min(self.outputs).min(self.sequences);
+            let tokens = tokens.min(most).min(self.sequences);
             let tail = rounded(tail, tokens);
             return Bucket { tokens, outputs: tokens, context, sequences: tokens, tail };
         }
         let coarse = |n: u32, limit: u32| if n == 0 { 0 } else { power_of_four(n).min(limit).min(tokens) };
-        let (outputs, sequences) = (coarse(outputs, self.outputs), coarse(sequences, self.sequences));
+        let (outputs, sequences) = (coarse(outputs, most), coarse(sequences, self.sequences));
         Bucket { tokens, outputs, context, sequences, tail: rounded(tail, outputs) }
     }
 
@@ -95,7 +103,7 @@ fn power_of_four(n: u32) -> u32 {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { rows: 100, outputs: 8, sequences: 4, context: 2000, candidates: 0 };
+    const LIMITS: Limits = Limits { rows: 100, outputs: 8, hidden: 64, sequences: 4, context: 2000, candidates: 0 };
 
     #[test]
     fn sizes_round_up_to_a_bucket_within_the_limits() {
@@ -103,13 +111,14 @@ mod tests {
         assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (8, 4, 4, 1024));
         let b = LIMITS.bucket(97, 0, 1, 2000, Tail::Logits);
         assert_eq!((b.tokens, b.outputs, b.sequences, b.context), (100, 0, 1, 2016));
+        assert_eq!(LIMITS.bucket(97, 60, 1, 2000, Tail::Hidden).outputs, 64);
         assert_eq!(LIMITS.bucket(1, 1, 1, 256, Tail::Greedy).context, 256);
         assert_eq!([256, 1024, 2016].map(|c| LIMITS.next_context(c)), [Some(1024), Some(2016), None]);
     }
 
     #[test]
     fn rows_are_rounded_finely_and_what_costs_little_coarsely() {
-        let limits = Limits { rows: 512, outputs: 128, sequences: 128, context: 2048, candidates: 0 };
+        let limits = Limits { rows: 512, outputs: 128, hidden: 512, sequences: 128, context: 2048, candidates: 0 };
         let decode = |n| {
             let b = limits.generating(n, 1, Tail::Greedy);
             assert!(b.tokens == b.outputs && b.tokens == b.sequences && b.tokens >= n, "{b:?}");

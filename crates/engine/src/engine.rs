@@ -27,7 +27,7 @@ use zinc_ir::device::{Device, DeviceError, MOST_IN_FLIGHT, ProgramId, Progress, 
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, Plan, StepOutput};
 
-/// Logits that one step may give back, in bytes.
+/// Logits, or hidden states, that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
 
 /// Sizes and precision of an engine.
@@ -156,6 +156,19 @@ pub struct Load {
     pub pages: usize,
 }
 
+/// Values of a token's hidden state.
+fn width(graph: &Graph) -> u32 {
+    let graph = graph.until_hidden();
+    graph.logits().map_or(0, |hidden| graph.node(hidden).shape.cols)
+}
+
+/// How many output rows of so many values a step of `rows` token rows may have.
+fn outputs(width: u32, rows: u32) -> u32 {
+    let affordable = u32::try_from(OUTPUT_BYTES / (u64::from(width).max(1) * 4)).unwrap_or(u32::MAX).max(1);
+    // A power of two, so that the largest bucket is a common one too.
+    (1 << affordable.ilog2()).min(rows)
+}
+
 /// Runs sequences of one model on one device.
 pub struct Engine {
     pub(crate) device: Box<dyn Device>,
@@ -215,14 +228,19 @@ impl Engine {
         let vocabulary = graph.node(logits).shape.cols;
         let sequences = options.sequences.min(options.rows);
         let pages = options.pages.unwrap_or(options.context.div_ceil(PAGE_TOKENS).saturating_mul(sequences));
-        let affordable = u32::try_from(OUTPUT_BYTES / (vocabulary as u64 * 4)).unwrap_or(u32::MAX).max(1);
-        // A power of two, so that the largest bucket is a common one too.
-        let outputs = (1 << affordable.ilog2()).min(options.rows).max(sequences);
+        let outputs = |width: u32| outputs(width, options.rows).max(sequences);
         let kv = Arc::new(KvLayout::new(&graph, options.kv, pages));
         zinc_compiler::check_kv(&kv)?;
         device.load(&graph, &kv, weights, progress)?;
         let candidates = if vocabulary > MOST_CANDIDATES { MOST_CANDIDATES } else { 0 };
-        let limits = Limits { rows: options.rows, outputs, sequences, context: options.context, candidates };
+        let limits = Limits {
+            rows: options.rows,
+            outputs: outputs(vocabulary),
+            hidden: outputs(width(&graph)),
+            sequences,
+            context: options.context,
+            candidates,
+        };
         let depth = options.in_flight.unwrap_or(device.depth()).clamp(1, MOST_IN_FLIGHT);
         Ok(Engine {
             device,
@@ -260,8 +278,7 @@ impl Engine {
 
     /// Values of a token's hidden state.
     pub fn width(&self) -> u32 {
-        let graph = self.graph.until_hidden();
-        graph.logits().map_or(0, |hidden| graph.node(hidden).shape.cols)
+        width(&self.graph)
     }
 
     /// The KV cache's layout.
@@ -355,6 +372,7 @@ impl Engine {
             split: request.split.map(|p| p as usize),
             prompt,
             shared: (0, 0),
+            suspect: false,
             started: false,
             by_host: false,
             failures: 0,

@@ -29,7 +29,8 @@ use crate::pool::KvPool;
 use crate::prefix::PrefixCache;
 use crate::random::Random;
 use crate::sequence::{Asked, Event, Finish, Sequence, SequenceId};
-use crate::share::{Key, Queue};
+use crate::share::{Place, Queue};
+use std::collections::{HashMap, HashSet};
 use zinc_ir::plan::{Bucket, CHAIN_ROWS, PAGE_TOKENS, Step, StepOutput, Tail};
 use zinc_ir::sample::Draw;
 
@@ -47,8 +48,9 @@ pub(crate) struct Batch {
     outputs: Vec<(usize, u32)>,
     /// How many of them those are.
     host_rows: usize,
-    /// It is of sequences that want hidden states.
+    /// It is of sequences that want hidden states; and so was the batch before it.
     hidden: bool,
+    hidden_before: bool,
 }
 
 /// What a sequence has in a batch, and how it was before.
@@ -70,7 +72,15 @@ struct Part {
 impl Batch {
     pub(crate) fn new() -> Batch {
         let bucket = Bucket { tokens: 0, outputs: 0, context: 0, sequences: 0, tail: Tail::Logits };
-        Batch { step: Step::default(), bucket, parts: vec![], outputs: vec![], host_rows: 0, hidden: false }
+        Batch {
+            step: Step::default(),
+            bucket,
+            parts: vec![],
+            outputs: vec![],
+            host_rows: 0,
+            hidden: false,
+            hidden_before: false,
+        }
     }
 
     /// Should a batch be built before the result of this one is read? It would be without the sequences whose tokens the
@@ -134,7 +144,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// An idle scheduler. `limits.outputs` must be at least 1.
+    /// An idle scheduler. `limits.outputs` and `limits.hidden` must be at least `limits.sequences`.
     pub(crate) fn new(limits: Limits) -> Scheduler {
         Scheduler {
             limits,
@@ -186,7 +196,7 @@ impl Scheduler {
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let mut sequence = self.running.remove(i);
             self.queue.leave(&sequence);
-            self.prefixes.keep(&mut sequence, pool);
+            self.keep(&mut sequence, pool);
         }
     }
 
@@ -196,6 +206,25 @@ impl Scheduler {
         for sequence in &mut self.running {
             sequence.shared = (0, 0);
         }
+    }
+
+    /// Takes note of what a sequence that goes has computed, and takes all of its pages.
+    fn keep(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
+        match sequence.suspect {
+            true => sequence.release_pages(pool),
+            false => self.prefixes.keep(sequence, pool),
+        }
+    }
+
+    /// This sequence had no numbers: what it has shared, and what it has from others, may be no better. Nobody is given
+    /// any of it from now on, nor what was computed from it. Takes all of its pages.
+    fn distrust(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
+        let pages: HashSet<u32> = sequence.pages.iter().map(|page| page.number()).collect();
+        for other in &mut self.running {
+            other.suspect |= other.pages.iter().any(|page| pages.contains(&page.number()));
+        }
+        sequence.release_pages(pool);
+        self.forget_prefixes(pool);
     }
 
     /// Puts the next step's work into `batch`; false when there is nothing to do. With `ahead`, the result of the batch
@@ -208,11 +237,11 @@ impl Scheduler {
         }
         self.put_in_order();
         let mut rows_left = self.limits.rows as usize;
-        let mut outputs_left = self.limits.outputs as usize;
         let wants = |hidden: bool| self.running.iter().any(|s| s.hidden == hidden && s.pending() > 0);
         let hidden = wants(true) && !(self.hidden && wants(false));
-        self.hidden = hidden;
-        // Rows kept back for sequences that generate, so that prompts before them in line do not take all.
+        let mut outputs_left = self.limits.most_outputs(hidden) as usize;
+        // Rows kept back for sequences that generate, so that prompts before them in line do not take all; and outputs,
+        // of which a prompt may want one for each token.
         let mut reserved = self.running.iter().filter(|s| s.hidden == hidden && s.pending() == 1).count();
         let mut prompts = self.running.iter().filter(|s| s.hidden == hidden && s.pending() > 1).count();
         self.rows.clear();
@@ -222,16 +251,19 @@ impl Scheduler {
                 self.rows.push(0);
                 continue;
             }
-            let room = if sequence.pending() == 1 {
+            let (room, outputs) = if sequence.pending() == 1 {
                 reserved -= 1;
-                rows_left
+                (rows_left, outputs_left)
             } else {
                 prompts -= usize::from(sequence.pending() > 1);
-                let room = rows_left.saturating_sub(reserved);
-                // A quarter is for the prompts behind it, so that short ones need not wait for the end of a long one.
-                if prompts > 0 { room - room / 4 } else { room }
+                let room = |left: usize| {
+                    let room = left.saturating_sub(reserved);
+                    // A quarter is for the prompts behind it, so that short ones need not wait for the end of a long one.
+                    if prompts > 0 { room - room / 4 } else { room }
+                };
+                (room(rows_left), room(outputs_left))
             };
-            let rows = sequence.rows_within(room, outputs_left);
+            let rows = sequence.rows_within(room, outputs);
             let end = sequence.cached + rows;
             outputs_left -= (sequence.cached..end).filter(|p| sequence.wants_output(*p)).count();
             rows_left -= rows;
@@ -243,7 +275,7 @@ impl Scheduler {
             }
             self.rows.push(rows);
         }
-        self.fill(batch)
+        self.fill(batch, hidden)
     }
 
     /// Sorts the running sequences; most often they are in order.
@@ -257,17 +289,17 @@ impl Scheduler {
     /// Moves waiting sequences to the running ones while there is room, or room can be made. False if it can be, but not
     /// `ahead` of a result.
     fn admit(&mut self, pool: &mut KvPool, ahead: bool) -> bool {
-        let mut passed = vec![];
-        while let Some(key) = self.queue.next(&passed) {
-            let Some(next) = self.queue.front(key) else { break };
+        let mut passed = HashSet::new();
+        while let Some(place) = self.queue.next(&passed) {
+            let Some(next) = self.queue.get(place) else { break };
             if self.running.iter().any(|other| will_share(other, next)) {
-                passed.push(key);
+                passed.insert(next.id);
                 continue;
             }
-            if self.admit_first_of(key, pool) {
+            if self.admit_from(place, pool) {
                 continue;
             }
-            let victims = self.victims(key, pool);
+            let victims = self.victims(place, pool);
             if victims == 0 {
                 break;
             }
@@ -279,8 +311,8 @@ impl Scheduler {
         true
     }
 
-    /// Has the first sequence waiting of an account run if its tokens so far have room.
-    fn admit_first_of(&mut self, key: Key, pool: &mut KvPool) -> bool {
+    /// Has a sequence that waits run if its tokens so far have room.
+    fn admit_from(&mut self, place: Place, pool: &mut KvPool) -> bool {
         let alone = self.running.is_empty();
         let promised: usize = self.running.iter().map(|s| claim(s)).sum();
         // It needs a page at least; most often this tells without looking for its prefix.
@@ -288,13 +320,13 @@ impl Scheduler {
         if self.running.len() >= self.limits.sequences as usize || full {
             return false;
         }
-        let Some(next) = self.queue.front_mut(key) else { return false };
+        let Some(next) = self.queue.get_mut(place) else { return false };
         self.prefixes.adopt(next, pool);
         if !alone && promised + claim(next) > pool.free() + pool.idle() {
             next.release_pages(pool);
             return false;
         }
-        let Some(mut sequence) = self.queue.take(key) else { return false };
+        let Some(mut sequence) = self.queue.take(place) else { return false };
         sequence.reserve();
         sequence.charged = sequence.charged.max(sequence.cached);
         let tokens = sequence.tokens.len();
@@ -307,18 +339,24 @@ impl Scheduler {
         true
     }
 
-    /// How many of the last running sequences should make place so that the first one waiting of an account can run; 0 if
-    /// that would not be enough, or they need not.
-    fn victims(&self, key: Key, pool: &KvPool) -> usize {
-        let Some(next) = self.queue.front(key) else { return 0 };
+    /// How many of the last running sequences should make place so that one that waits can run; 0 if that would not be
+    /// enough, or they need not.
+    fn victims(&self, place: Place, pool: &KvPool) -> usize {
+        let Some(next) = self.queue.get(place) else { return 0 };
         let mut promised: usize = claim(next) + self.running.iter().map(|s| claim(s)).sum::<usize>();
         let mut room = pool.free() + pool.idle();
+        // Of each page, how many of its owners would go: it is there for others when all of them do.
+        let mut gone: HashMap<u32, u32> = HashMap::new();
         for (i, last) in self.running.iter().rev().enumerate() {
             if !self.queue.yields(last, &next.share) {
                 return 0;
             }
             promised -= claim(last);
-            room += last.pages.len();
+            for page in &last.pages {
+                let owners = gone.entry(page.number()).or_default();
+                *owners += 1;
+                room += usize::from(*owners == pool.owners(page.number()));
+            }
             if promised <= room || i + 1 == self.running.len() {
                 return i + 1;
             }
@@ -349,16 +387,15 @@ impl Scheduler {
     fn preempt_last(&mut self, pool: &mut KvPool) {
         if let Some(mut sequence) = self.running.pop() {
             // Its pages stay at hand as long as nobody needs them.
-            self.prefixes.keep(&mut sequence, pool);
+            self.keep(&mut sequence, pool);
             self.queue.wait(sequence);
             self.preemptions += 1;
         }
     }
 
     /// Builds the batch of the first `self.rows[i]` pending tokens of each running sequence, and counts them as run.
-    fn fill(&mut self, batch: &mut Batch) -> bool {
+    fn fill(&mut self, batch: &mut Batch, hidden: bool) -> bool {
         batch.clear();
-        batch.hidden = self.hidden;
         let (mut asked, mut context) = (Asked::default(), 0);
         for by_host in [true, false] {
             let mine = self.running.iter_mut().zip(&self.rows).filter(|(s, rows)| **rows > 0 && s.by_host == by_host);
@@ -377,6 +414,8 @@ impl Scheduler {
         if batch.parts.is_empty() {
             return false;
         }
+        (batch.hidden, batch.hidden_before) = (hidden, self.hidden);
+        self.hidden = hidden;
         batch.step.pages.truncate(batch.parts.len());
         if tail.draws() {
             for (row, (part, _)) in batch.outputs.iter().enumerate() {
@@ -394,6 +433,7 @@ impl Scheduler {
 
     /// Forgets that a batch was built: it was not run, or failed. Later batches must have been undone before.
     pub(crate) fn undo(&mut self, batch: &Batch) {
+        self.hidden = batch.hidden_before;
         for part in &batch.parts {
             let Some(sequence) = self.running.iter_mut().find(|s| s.id == part.id) else { continue };
             sequence.cached -= part.rows;
@@ -490,7 +530,9 @@ impl Scheduler {
                 ended = ended.or(take_output(sequence, output, (row, batch.logits_rows()), position, events));
             }
             sequence.computed = part.end;
-            self.prefixes.share(sequence, pool);
+            if !sequence.suspect {
+                self.prefixes.share(sequence, pool);
+            }
             if !sequence.samples && part.end == sequence.tokens.len() {
                 ended = ended.or(Some(Finish::Length));
             }
@@ -498,12 +540,10 @@ impl Scheduler {
                 let mut sequence = self.running.remove(i);
                 self.queue.leave(&sequence);
                 if reason == Finish::NoNumbers {
-                    sequence.release_pages(pool);
-                    // What it has shared is no better than what it gave.
-                    self.forget_prefixes(pool);
+                    self.distrust(&mut sequence, pool);
                 }
                 // What it computed stays at hand for a later one that begins the same.
-                self.prefixes.keep(&mut sequence, pool);
+                self.keep(&mut sequence, pool);
                 events.push(Event::Finished { sequence: part.id, reason });
             }
         }
@@ -555,7 +595,7 @@ fn will_share(other: &Sequence, next: &Sequence) -> bool {
     const PAGE: usize = PAGE_TOKENS as usize;
     let (done, all) = (other.shared.0, other.prompt.min(next.adoptable()) / PAGE);
     // Pages before have been shared: what counts is whether the first one that has not is the same.
-    done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
+    !other.suspect && done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
 }
 
 /// Handles an output row of a sequence, one of so many at most that have logits; gives the reason if that ends it.

@@ -146,6 +146,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt: usize,
     /// Leading pages that the prefix cache has, and the key of the last of them.
     pub(crate) shared: (usize, u64),
+    /// A page of it may be bad: nobody is given any of its pages.
+    pub(crate) suspect: bool,
     /// It has been admitted at least once.
     pub(crate) started: bool,
     /// Its tokens are chosen by the host, from logits.
@@ -167,7 +169,7 @@ impl Sequence {
 
     /// Gives all pages back, the last one first (see [`crate::prefix`]); it starts over when it runs again.
     pub(crate) fn release_pages(&mut self, pool: &mut KvPool) {
-        (self.cached, self.computed, self.shared) = (0, 0, (0, 0));
+        (self.cached, self.computed, self.shared, self.suspect) = (0, 0, (0, 0), false);
         while let Some(page) = self.pages.pop() {
             pool.release(page);
         }

@@ -6,20 +6,25 @@
 //!
 //! This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): an owner's count
 //! grows by each token that is computed for it, a prompt's when it is admitted, divided by the owner's weight; who has had
-//! least comes first. What the prefix cache has and what is computed again costs nothing. An owner who has been away begins
+//! least comes first. What the prefix cache has and what is computed again costs nothing. A sequence that runs makes place
+//! for one whose owner has had less by more than its own tokens, and by more than 1024. An owner who has been away begins
 //! at the least count of those who are there, so nobody saves up; counts of owners who are away are kept for as long as
 //! they are above that, so nobody gets away from one by leaving.
 
 use crate::sequence::{Sequence, SequenceId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
 
 /// Counts are in fractions of a token, so that weights divide them.
 const UNIT: u64 = 1 << 20;
 
-/// How many tokens an owner must have had more than another one of the same priority, weight 1, before a running sequence
-/// of it makes place for one of the other's. Taking turns costs at least the step in between.
+/// How many tokens, divided by its weight, an owner must at least have had more than another one of the same priority
+/// before a running sequence of it makes place for one of the other's. Taking turns costs at least the step in between.
 const TURN: usize = 1024;
+
+/// How many waiting sequences of an account are looked at for one that can be admitted, so that a long queue costs a step
+/// no more than a short one.
+const LOOK: usize = 32;
 
 /// Whom a request is for, and how urgent it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +46,13 @@ impl Default for Share {
 
 /// Names an account: priority, owner.
 pub(crate) type Key = (i32, u32);
+
+/// Where a sequence waits, until the queue changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    key: Key,
+    index: usize,
+}
 
 impl Share {
     pub(crate) fn key(&self) -> Key {
@@ -120,32 +132,36 @@ impl Queue {
 
     /// Should this running sequence make place for one that waits for such a share?
     pub(crate) fn yields(&self, running: &Sequence, share: &Share) -> bool {
-        // To compute it again may cost all of its tokens.
-        let lead = TURN.max(running.cached) as u64 * UNIT;
+        // To compute it again may cost all of its tokens; and it has been charged for its prompt when it was admitted.
+        let lead = TURN.max(running.tokens.len()) as u64 * UNIT;
         running.share.priority > share.priority
             || (running.share.priority == share.priority && self.had(&running.share) > self.had(share) + lead)
     }
 
-    /// The account whose first waiting sequence comes next, apart from those `passed` over.
-    pub(crate) fn next(&self, passed: &[Key]) -> Option<Key> {
-        let open = self.0.iter().filter(|(key, _)| !passed.contains(key));
-        let first = open.filter_map(|(key, account)| Some((key, account.had, account.waiting.front()?.id)));
-        first.min_by_key(|(key, had, id)| (key.0, *had, *id)).map(|(key, ..)| *key)
+    /// The waiting sequence that comes next, apart from those `passed` over. Of an account only the first [`LOOK`] are
+    /// looked at.
+    pub(crate) fn next(&self, passed: &HashSet<SequenceId>) -> Option<Place> {
+        let first = self.0.iter().filter_map(|(key, account)| {
+            let mut waiting = account.waiting.iter().take(LOOK).enumerate();
+            let (index, sequence) = waiting.find(|(_, sequence)| !passed.contains(&sequence.id))?;
+            Some((account.had, sequence.id, Place { key: *key, index }))
+        });
+        first.min_by_key(|(had, id, place)| (place.key.0, *had, *id)).map(|(.., place)| place)
     }
 
-    /// The first one waiting of an account.
-    pub(crate) fn front(&self, key: Key) -> Option<&Sequence> {
-        self.0.get(&key)?.waiting.front().map(|sequence| &**sequence)
+    /// A sequence that waits.
+    pub(crate) fn get(&self, place: Place) -> Option<&Sequence> {
+        self.0.get(&place.key)?.waiting.get(place.index).map(|sequence| &**sequence)
     }
 
-    /// As [`Queue::front`].
-    pub(crate) fn front_mut(&mut self, key: Key) -> Option<&mut Sequence> {
-        self.0.get_mut(&key)?.waiting.front_mut().map(|sequence| &mut **sequence)
+    /// As [`Queue::get`].
+    pub(crate) fn get_mut(&mut self, place: Place) -> Option<&mut Sequence> {
+        self.0.get_mut(&place.key)?.waiting.get_mut(place.index).map(|sequence| &mut **sequence)
     }
 
-    /// Takes the first one waiting of an account, which is to run.
-    pub(crate) fn take(&mut self, key: Key) -> Option<Box<Sequence>> {
-        self.0.get_mut(&key)?.waiting.pop_front()
+    /// Takes a sequence out, which is to run.
+    pub(crate) fn take(&mut self, place: Place) -> Option<Box<Sequence>> {
+        self.0.get_mut(&place.key)?.waiting.remove(place.index)
     }
 
     /// Drops a sequence if it waits.
