@@ -148,7 +148,7 @@ pub struct Load {
     pub running: usize,
     /// Sequences that wait for room.
     pub waiting: usize,
-    /// Pages of the KV pool that running sequences hold.
+    /// Pages of the KV pool that sequences hold: running ones, and one whose pages come from a store.
     pub pages_used: usize,
     /// Pages that are kept for later prompts, and given up when there is need.
     pub pages_kept: usize,
@@ -293,7 +293,7 @@ impl Engine {
 
     /// Is nothing left to do?
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle() && self.restoring() == 0
+        self.scheduler.is_idle() && self.restoring().next().is_none()
     }
 
     /// Pages of the KV pool that nobody holds, and all pages. Pages kept for later prompts count as held, see
@@ -305,7 +305,7 @@ impl Engine {
     /// How busy it is.
     pub fn load(&self) -> Load {
         let (running, waiting) = self.scheduler.sequences();
-        let waiting = waiting + self.restoring();
+        let waiting = waiting + self.restoring().count();
         let (kept, pages) = (self.pool.idle(), self.pool.pages());
         Load { running, waiting, pages_used: pages - self.pool.free() - kept, pages_kept: kept, pages }
     }
@@ -316,7 +316,7 @@ impl Engine {
     /// # Errors
     /// What is wrong: a bug.
     pub fn audit(&self) -> Result<(), AuditError> {
-        self.scheduler.audit(&self.pool)
+        self.scheduler.audit(&self.pool, self.restoring())
     }
 
     /// How often a sequence had to be run again because the KV pool was full.
@@ -411,6 +411,7 @@ impl Engine {
     /// Forgets K and V kept of sequences that have ended, so that the next one is computed from its first token.
     pub fn forget_prefixes(&mut self) {
         self.scheduler.forget_prefixes(&mut self.pool);
+        self.restore_anew();
     }
 
     /// Chooses the next step's rows and compiles their plan, so that the next [`Engine::step`] only runs. Gives the

@@ -122,13 +122,15 @@ impl PrefixCache {
         sequence.shared = (sequence.pages.len(), before);
     }
 
-    /// How many leading pages of these tokens it has, and the key of the last of them.
-    pub(crate) fn known(&self, tokens: &[u32]) -> (usize, u64) {
-        let mut known = (0, 0);
+    /// How many leading pages of these tokens it has.
+    pub(crate) fn known(&self, tokens: &[u32]) -> usize {
+        let (mut known, mut before) = (0, 0);
         for tokens in tokens.chunks_exact(PAGE) {
-            let this = self.key(known.1, tokens);
+            let this = self.key(before, tokens);
             match self.entries.get(&this) {
-                Some(entry) if entry.before == known.1 && *entry.tokens == *tokens => known = (known.0 + 1, this),
+                Some(entry) if entry.before == before && *entry.tokens == *tokens => {
+                    (known, before) = (known + 1, this)
+                }
                 _ => break,
             }
         }
@@ -140,11 +142,16 @@ impl PrefixCache {
         self.entries.get(&key).is_some_and(|entry| entry.page == page)
     }
 
-    /// Takes in a page that has come from elsewhere, with these tokens after those that `before` stands for. Gives its key.
-    pub(crate) fn restore(&mut self, before: u64, tokens: &[u32], page: Page, pool: &mut KvPool) -> u64 {
-        let this = self.note(before, tokens, &page, false, pool);
-        pool.release(page);
-        this
+    /// Takes in a page that has come from elsewhere, the next full one of a sequence that has none but those shared; it is
+    /// the sequence's.
+    pub(crate) fn restore(&mut self, sequence: &mut Sequence, page: Page, pool: &mut KvPool) {
+        let (i, before) = sequence.shared;
+        let tokens = &sequence.tokens[i * PAGE..(i + 1) * PAGE];
+        // An equal page noted meanwhile gives way, so that the pages of a prefix go together.
+        sequence.shared = (i + 1, self.note(before, tokens, &page, true, pool));
+        sequence.pages.push(page);
+        sequence.cached = sequence.pages.len() * PAGE;
+        sequence.computed = sequence.cached;
     }
 
     /// The pages that it knows.

@@ -35,7 +35,9 @@ impl Engine {
     /// dropped and named, and no more events of it come.
     pub fn recover(&mut self) -> Vec<SequenceId> {
         self.take_back();
-        self.scheduler.restart(MOST_FAILURES, &mut self.pool)
+        let dropped = self.scheduler.restart(MOST_FAILURES, &mut self.pool);
+        self.restore_anew();
+        dropped
     }
 
     /// Puts another device, which `open` gives, in the place of a lost one, loads the same weights onto it, and has all

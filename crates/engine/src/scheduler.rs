@@ -179,14 +179,23 @@ impl Scheduler {
         (self.running.len(), self.queue.len())
     }
 
-    /// Is every page where it should be, and every sequence counted?
-    pub(crate) fn audit(&self, pool: &KvPool) -> Result<(), AuditError> {
+    /// Pages that running sequences need for their tokens so far and do not have yet.
+    pub(crate) fn promised(&self) -> usize {
+        self.running.iter().map(|s| claim(s)).sum()
+    }
+
+    /// Is every page where it should be, and every sequence counted? `others` have pages, too, but have not been added.
+    pub(crate) fn audit<'a>(
+        &'a self,
+        pool: &KvPool,
+        others: impl Iterator<Item = &'a Sequence>,
+    ) -> Result<(), AuditError> {
         let ((entered, owners), there) = (self.queue.entered(), self.running.len() + self.queue.len());
         if entered != there || (there == 0 && owners > 0) {
             return Err(AuditError(format!("{owners} owners have {entered} sequences, but there are {there}")));
         }
         let running = self.running.iter().map(|sequence| &**sequence);
-        audit(pool, running.chain(self.queue.waiting()), self.prefixes.pages())
+        audit(pool, running.chain(self.queue.waiting()).chain(others), self.prefixes.pages())
     }
 
     /// Drops a sequence; unknown ids (it may just have ended) are fine.

@@ -7,13 +7,17 @@
 //! ```
 //!
 //! One page at a time leaves the device, beside its steps, and a few a step come in: no step waits for a disk. A sequence whose
-//! pages are on their way is not the scheduler's yet.
+//! pages are on their way is not the scheduler's yet. They come for one sequence at a time, the most urgent one: what has come
+//! for it need not be read again for the next. It owns its pages until it is the scheduler's, so that they do not make place for
+//! each other, and takes none that running sequences are about to need.
 
 use crate::engine::Engine;
-use crate::prefix::{Gone, PrefixCache};
+use crate::pool::KvPool;
+use crate::prefix::Gone;
 use crate::sequence::{Sequence, SequenceId};
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
 use zinc_ir::graph::Graph;
 use zinc_ir::plan::PAGE_TOKENS;
 
@@ -21,6 +25,9 @@ const PAGE: usize = PAGE_TOKENS as usize;
 
 /// Pages that come in beside one step.
 const PAGES_A_STEP: usize = 4;
+
+/// How long a step waits for a page where there is nothing else to do: whoever calls has commands to look after.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// Names a full page by everything that its K and V depend on.
 pub type PageName = [u8; 16];
@@ -63,20 +70,36 @@ struct Unsaved {
     kept: KeptPage,
 }
 
-/// A sequence that waits for pages from the store.
+/// A sequence that waits for pages from the store. Of all that do, the first owns those that have come.
 struct Restoring {
     sequence: Sequence,
+    /// Of its leading full pages, up to the first that neither the prefix cache nor the store had when it came.
+    names: Vec<PageName>,
+}
+
+impl Restoring {
+    /// The least comes first.
+    fn rank(&self) -> (i32, SequenceId) {
+        (self.sequence.share.priority, self.sequence.id)
+    }
+}
+
+/// What is on its way to the first of those that wait.
+struct Coming {
     pages: Receiver<Vec<u8>>,
-    /// Leading pages that the prefix cache has, and the key of the last of them.
-    done: (usize, u64),
+    /// The scheduler's preemptions before.
+    preemptions: u64,
 }
 
 /// The engine's side of a store.
 pub(crate) struct Keeper {
+    /// Dropped before the store, which may be waiting for its pages to be taken.
+    coming: Option<Coming>,
     store: Box<dyn PageStore>,
     unsaved: VecDeque<Unsaved>,
     /// The page that the device copies.
     saving: Option<KeptPage>,
+    /// In the order of [`Restoring::rank`].
     restoring: VecDeque<Restoring>,
     /// Memory of the last page.
     bytes: Vec<u8>,
@@ -85,22 +108,25 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// What can be fetched for a sequence beyond what the prefix cache has.
-    fn wanted(&self, sequence: &Sequence, prefixes: &PrefixCache) -> Option<((usize, u64), Vec<PageName>)> {
-        let tokens = &sequence.tokens[..sequence.adoptable()];
-        let known = prefixes.known(tokens);
-        let (mut before, mut names) = (None, vec![]);
-        for (i, tokens) in tokens.chunks_exact(PAGE).enumerate() {
-            let name = self.store.name(before, tokens);
-            if i >= known.0 {
-                if !self.store.has(name) {
-                    break;
-                }
-                names.push(name);
+    /// Names of the leading pages of a sequence, of which the first `known` need not be in the store, but the others must.
+    fn names(&self, sequence: &Sequence, known: usize) -> Vec<PageName> {
+        let mut names: Vec<PageName> = vec![];
+        for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
+            let name = self.store.name(names.last().copied(), tokens);
+            if names.len() >= known && !self.store.has(name) {
+                break;
             }
-            before = Some(name);
+            names.push(name);
         }
-        (!names.is_empty()).then_some((known, names))
+        names
+    }
+
+    /// Nothing comes any more until the next step. What has come stays in the prefix cache as long as nobody needs its place.
+    fn stop(&mut self, pool: &mut KvPool) {
+        self.coming = None;
+        if let Some(front) = self.restoring.front_mut() {
+            front.sequence.release_pages(pool);
+        }
     }
 
     /// Takes note of pages of sequences that have gone.
@@ -128,6 +154,7 @@ impl Engine {
     pub fn keep_pages_in(&mut self, store: Box<dyn PageStore>) {
         self.scheduler.prefixes.gone = Some(vec![]);
         self.keeper = Some(Keeper {
+            coming: None,
             store,
             unsaved: VecDeque::new(),
             saving: None,
@@ -168,56 +195,111 @@ impl Engine {
     }
 
     /// Sequences that wait for their pages.
-    pub(crate) fn restoring(&self) -> usize {
-        self.keeper.as_ref().map_or(0, |keeper| keeper.restoring.len())
+    pub(crate) fn restoring(&self) -> impl Iterator<Item = &Sequence> {
+        self.keeper.iter().flat_map(|keeper| &keeper.restoring).map(|restoring| &restoring.sequence)
     }
 
     /// Takes in a sequence: if the store has pages of it, those come first.
     pub(crate) fn enter(&mut self, sequence: Sequence) {
-        if let Some(keeper) = &mut self.keeper
-            && let Some((done, names)) = keeper.wanted(&sequence, &self.scheduler.prefixes)
-        {
-            let pages = keeper.store.fetch(names);
-            keeper.restoring.push_back(Restoring { sequence, pages, done });
-        } else {
-            self.scheduler.add(sequence);
+        if let Some(keeper) = &mut self.keeper {
+            let known = self.scheduler.prefixes.known(&sequence.tokens[..sequence.adoptable()]);
+            let names = keeper.names(&sequence, known);
+            if names.len() > known {
+                let new = Restoring { sequence, names };
+                let place = keeper.restoring.partition_point(|other| other.rank() < new.rank());
+                if place == 0 {
+                    keeper.stop(&mut self.pool);
+                }
+                keeper.restoring.insert(place, new);
+                return;
+            }
         }
+        self.scheduler.add(sequence);
     }
 
     /// Drops a sequence that waits for its pages; true if there was one.
     pub(crate) fn cancel_restoring(&mut self, id: SequenceId) -> bool {
         let Some(keeper) = &mut self.keeper else { return false };
-        let before = keeper.restoring.len();
-        keeper.restoring.retain(|r| r.sequence.id != id);
-        keeper.restoring.len() < before
+        let Some(place) = keeper.restoring.iter().position(|r| r.sequence.id == id) else { return false };
+        if place == 0 {
+            keeper.stop(&mut self.pool);
+        }
+        keeper.restoring.remove(place);
+        true
     }
 
-    /// Takes in what pages have come, a few of them. Waits for one if there is nothing else to do.
+    /// The prefix cache has forgotten everything: what is on its way comes anew, from the first page on.
+    pub(crate) fn restore_anew(&mut self) {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.stop(&mut self.pool);
+        }
+    }
+
+    /// Takes in what pages have come, a few of them. Waits a moment for one if there is nothing else to do.
     pub(crate) fn restore(&mut self) {
-        let mut may_wait = self.scheduler.is_idle() && self.flight.is_empty();
-        for _ in 0..PAGES_A_STEP {
-            let Some(front) = self.keeper.as_mut().and_then(|keeper| keeper.restoring.front_mut()) else { return };
-            let next = match may_wait {
-                true => front.pages.recv().map_err(|_| TryRecvError::Disconnected),
-                false => front.pages.try_recv(),
+        if self.is_in_the_way() {
+            self.hand_over();
+            return;
+        }
+        for i in 0..PAGES_A_STEP {
+            self.begin_restoring();
+            let Some(coming) = self.keeper.as_ref().and_then(|keeper| keeper.coming.as_ref()) else { return };
+            let next = match i == 0 && self.scheduler.is_idle() && self.flight.is_empty() {
+                true => coming.pages.recv_timeout(PATIENCE).map_err(|error| match error {
+                    RecvTimeoutError::Timeout => TryRecvError::Empty,
+                    RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+                }),
+                false => coming.pages.try_recv(),
             };
-            may_wait = false;
             match next {
                 Ok(bytes) if self.take_page(&bytes) => {}
                 Err(TryRecvError::Empty) => return,
                 // That was all, or there is no room for more.
-                Ok(_) | Err(TryRecvError::Disconnected) => {
-                    let ready = self.keeper.as_mut().and_then(|keeper| keeper.restoring.pop_front());
-                    ready.into_iter().for_each(|r| self.scheduler.add(r.sequence));
-                }
+                Ok(_) | Err(TryRecvError::Disconnected) => self.hand_over(),
             }
         }
     }
 
-    /// Puts a page into the pool, for the sequence that waits for it; false if there is no room.
+    /// Has nobody been able to run since pages are coming, because of the room that they take?
+    fn is_in_the_way(&self) -> bool {
+        let coming = self.keeper.as_ref().and_then(|keeper| keeper.coming.as_ref());
+        let (running, waiting) = self.scheduler.sequences();
+        running == 0 && waiting > 0 && coming.is_some_and(|coming| coming.preemptions < self.scheduler.preemptions())
+    }
+
+    /// Has pages come for the first sequence that waits, if they do not yet. Sequences that lack none by now go to the scheduler.
+    fn begin_restoring(&mut self) {
+        loop {
+            let Engine { keeper: Some(keeper), scheduler, pool, .. } = self else { return };
+            let (None, Some(front)) = (&keeper.coming, keeper.restoring.front_mut()) else { return };
+            scheduler.prefixes.adopt(&mut front.sequence, pool);
+            let lacking = front.names.iter().skip(front.sequence.pages.len()).copied();
+            let names: Vec<PageName> = lacking.take_while(|name| keeper.store.has(*name)).collect();
+            if !names.is_empty() {
+                let pages = keeper.store.fetch(names);
+                keeper.coming = Some(Coming { pages, preemptions: scheduler.preemptions() });
+                return;
+            }
+            self.hand_over();
+        }
+    }
+
+    /// Gives the first sequence that waits to the scheduler, which finds its pages in the prefix cache.
+    fn hand_over(&mut self) {
+        let Some(keeper) = &mut self.keeper else { return };
+        keeper.stop(&mut self.pool);
+        if let Some(ready) = keeper.restoring.pop_front() {
+            self.scheduler.add(ready.sequence);
+        }
+    }
+
+    /// Puts a page into the pool, for the sequence that waits for it; false if no other can follow it, or there is no room.
     fn take_page(&mut self, bytes: &[u8]) -> bool {
         let Engine { keeper: Some(keeper), scheduler, pool, device, .. } = self else { return false };
         let Some(front) = keeper.restoring.front_mut() else { return false };
+        if pool.free() + pool.idle() <= scheduler.promised() {
+            return false;
+        }
         let page = match pool.alloc() {
             None if scheduler.prefixes.evict(pool) => pool.alloc(),
             other => other,
@@ -228,11 +310,9 @@ impl Engine {
             pool.release(page);
             return false;
         }
-        let (index, before) = front.done;
-        let tokens = &front.sequence.tokens[index * PAGE..(index + 1) * PAGE];
-        front.done = (index + 1, scheduler.prefixes.restore(before, tokens, page, pool));
+        scheduler.prefixes.restore(&mut front.sequence, page, pool);
         keeper.counts.1 += 1;
-        true
+        front.sequence.pages.len() < front.names.len()
     }
 
     /// Gives the page that the device has copied to the store, or has it copy the next one.
@@ -272,6 +352,7 @@ impl Engine {
         let Some(keeper) = &mut self.keeper else { return };
         keeper.unsaved.clear();
         keeper.saving = None;
+        keeper.stop(&mut self.pool);
         for restoring in std::mem::take(&mut keeper.restoring) {
             self.scheduler.add(restoring.sequence);
         }

@@ -4,10 +4,10 @@ mod fake;
 
 use fake::*;
 use proptest::prelude::*;
-use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, channel};
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use zinc_engine::{Engine, Event, KeptPage, Options, PageName, PageStore, Request, Sampling};
+use zinc_engine::{Engine, Event, KeptPage, Options, PageName, PageStore, Request, Sampling, SequenceId, Share};
 
 /// Pages in memory, for several engines one after the other.
 #[derive(Clone, Default)]
@@ -15,6 +15,37 @@ struct Memory {
     pages: Arc<Mutex<HashMap<PageName, KeptPage>>>,
     /// One page of so many is not there when it is fetched; 0: all are.
     misses: u64,
+    /// Pages come only when [`Memory::deliver`] is called.
+    slow: bool,
+    fetches: Arc<Mutex<VecDeque<Fetch>>>,
+}
+
+/// What has been asked for and not been delivered, and to whom it goes.
+type Fetch = (VecDeque<PageName>, Sender<Vec<u8>>);
+
+impl Memory {
+    /// Reads so many pages, in the order in which they have been asked for.
+    fn deliver(&self, pages: usize) {
+        let mut fetches = self.fetches.lock().unwrap();
+        for _ in 0..pages {
+            if fetches.is_empty() {
+                return;
+            }
+            // What nobody waits for any more is passed over.
+            while let Some((names, to)) = fetches.front_mut() {
+                let bytes = names.pop_front().and_then(|name| self.read(name));
+                if bytes.is_some_and(|bytes| to.send(bytes).is_ok()) {
+                    break;
+                }
+                fetches.pop_front();
+            }
+        }
+    }
+
+    fn read(&self, name: PageName) -> Option<Vec<u8>> {
+        let lost = self.misses > 0 && mix(name[0] as u64, name[1] as u64).is_multiple_of(self.misses);
+        self.pages.lock().unwrap().get(&name).filter(|_| !lost).map(|page| page.bytes.clone())
+    }
 }
 
 impl PageStore for Memory {
@@ -42,12 +73,9 @@ impl PageStore for Memory {
 
     fn fetch(&mut self, names: Vec<PageName>) -> Receiver<Vec<u8>> {
         let (to, pages) = channel();
-        for name in names {
-            let lost = self.misses > 0 && mix(name[0] as u64, name[1] as u64).is_multiple_of(self.misses);
-            match self.pages.lock().unwrap().get(&name).filter(|_| !lost) {
-                Some(page) => to.send(page.bytes.clone()).unwrap(),
-                None => break,
-            }
+        self.fetches.lock().unwrap().push_back((names.into(), to));
+        if !self.slow {
+            self.deliver(usize::MAX);
         }
         pages
     }
@@ -60,10 +88,12 @@ fn keeping(options: Options, store: &Memory) -> Engine {
 }
 
 /// Runs to the end; gives the tokens of the last prompt that need not be computed.
-fn finish(engine: &mut Engine, outcomes: &mut HashMap<zinc_engine::SequenceId, Outcome>) -> u32 {
+fn finish(engine: &mut Engine, store: &Memory, outcomes: &mut HashMap<SequenceId, Outcome>) -> u32 {
     let mut known = 0;
     while !engine.is_idle() {
+        store.deliver(1);
         let events = engine.step(&mut |_| ()).unwrap();
+        engine.audit().unwrap();
         known =
             events.iter().fold(known, |known, e| if let Event::Started { cached, .. } = e { *cached } else { known });
         record(outcomes, events);
@@ -83,10 +113,11 @@ proptest! {
         pages in 8u32..30,
         misses in 0u64..4,
         in_flight in 1usize..3,
+        slow in any::<bool>(),
     ) {
         let (pages, in_flight) = (Some(pages), Some(in_flight));
         let options = Options { context: 256, rows: 40, sequences: 3, pages, in_flight, ..Options::default() };
-        let store = Memory { misses, ..Memory::default() };
+        let store = Memory { misses, slow, ..Memory::default() };
         for round in 0..3 {
             let mut engine = keeping(options.clone(), &store);
             let (mut outcomes, mut expected) = (HashMap::new(), vec![]);
@@ -95,15 +126,17 @@ proptest! {
                 // The last token tells prompts of one beginning apart.
                 let mut prompt = vec![*token; *length];
                 prompt.push(i as u32);
-                let request = Request { prompt, predict: Some(*predict), sampling, ..Request::default() };
+                let share = Share { priority: i as i32 % 2, ..Share::default() };
+                let request = Request { prompt, predict: Some(*predict), sampling, share, ..Request::default() };
                 let id = engine.submit(request.clone()).unwrap();
                 record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+                engine.audit().unwrap();
                 match *cancelled {
                     true => engine.cancel(id),
                     false => expected.push((id, request)),
                 }
             }
-            finish(&mut engine, &mut outcomes);
+            finish(&mut engine, &store, &mut outcomes);
             for (id, request) in expected {
                 prop_assert_eq!(&outcomes[&id], &solo(&request, engine.context()), "round {}", round);
             }
@@ -123,7 +156,7 @@ fn another_engine_takes_up_where_one_left_off() {
         let mut engine = keeping(options.clone(), &store);
         let id = engine.submit(request.clone()).unwrap();
         let mut outcomes = HashMap::new();
-        let known = finish(&mut engine, &mut outcomes);
+        let known = finish(&mut engine, &store, &mut outcomes);
         (known, outcomes.remove(&id).unwrap(), engine.kept_pages())
     };
     let (known, first, kept) = run(&request);
@@ -143,11 +176,148 @@ fn a_lost_device_takes_its_pages_with_it() {
     let request = Request { prompt: (0..100).collect(), predict: Some(20), ..Request::default() };
     let mut engine = keeping(options, &store);
     engine.submit(request.clone()).unwrap();
-    finish(&mut engine, &mut HashMap::new());
+    finish(&mut engine, &store, &mut HashMap::new());
     engine.forget_prefixes();
     let id = engine.submit(request.clone()).unwrap();
     engine.replace_device(&mut || Ok(fake_device()), &NoWeights, &mut |_| ()).unwrap();
     let mut outcomes = HashMap::new();
-    assert_eq!(finish(&mut engine, &mut outcomes), 0, "what was on its way is computed");
+    assert_eq!(finish(&mut engine, &store, &mut outcomes), 0, "what was on its way is computed");
     assert_eq!(outcomes[&id], solo(&request, 256));
+}
+
+/// A request of so many tokens from `first` on.
+fn request(first: u32, tokens: u32, predict: u32) -> Request {
+    Request {
+        prompt: (first..first + tokens).map(|t| t % VOCABULARY).collect(),
+        predict: Some(predict),
+        ..Request::default()
+    }
+}
+
+/// A store with the pages of these requests, which gives them back only when it is told to.
+fn store_of(requests: &[&Request], options: &Options) -> Memory {
+    let store = Memory::default();
+    for request in requests {
+        let mut engine = keeping(options.clone(), &store);
+        engine.submit((*request).clone()).unwrap();
+        finish(&mut engine, &store, &mut HashMap::new());
+    }
+    Memory { slow: true, ..store }
+}
+
+/// The sequences that a step has begun, and how many of their tokens need not be computed.
+fn started(events: &[Event]) -> Vec<(SequenceId, u32)> {
+    let started = |event: &Event| match event {
+        Event::Started { sequence, cached } => Some((*sequence, *cached)),
+        _ => None,
+    };
+    events.iter().filter_map(started).collect()
+}
+
+#[test]
+fn equal_prompts_load_each_page_once() {
+    let options = Options { context: 256, sequences: 3, ..Options::default() };
+    let request = request(0, 100, 20);
+    let store = store_of(&[&request], &options);
+    let mut engine = keeping(options, &store);
+    let ids: Vec<SequenceId> = (0..3).map(|_| engine.submit(request.clone()).unwrap()).collect();
+    let mut outcomes = HashMap::new();
+    assert_eq!(finish(&mut engine, &store, &mut outcomes), 96);
+    assert_eq!(engine.kept_pages(), (0, 3), "three prompts of one beginning");
+    ids.iter().for_each(|id| assert_eq!(outcomes[id], solo(&request, 256)));
+}
+
+#[test]
+fn where_there_is_no_room_for_a_prompt_its_beginning_is_restored() {
+    let options = Options { context: 256, sequences: 2, pages: Some(8), ..Options::default() };
+    let (long, other) = (request(0, 200, 5), request(20, 100, 20));
+    let store = store_of(&[&long], &options);
+    let mut engine = keeping(options, &store);
+    let first = engine.submit(other.clone()).unwrap();
+    let mut outcomes = HashMap::new();
+    record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    assert_eq!(engine.load().pages_used, 4);
+    let second = engine.submit(long.clone()).unwrap();
+    assert_eq!(finish(&mut engine, &store, &mut outcomes), 128, "the pages that the other one has left");
+    assert_eq!((engine.kept_pages().1, engine.preemptions()), (4, 0));
+    assert_eq!(outcomes[&first], solo(&other, 256));
+    assert_eq!(outcomes[&second], solo(&long, 256));
+}
+
+#[test]
+fn pages_under_way_are_in_the_books() {
+    let options = Options { context: 256, ..Options::default() };
+    let request = request(0, 150, 5);
+    let store = store_of(&[&request], &options);
+    let mut engine = keeping(options, &store);
+    let id = engine.submit(request.clone()).unwrap();
+    for come in 0..4 {
+        // Returns though no page comes: there may be something else to do for whoever calls.
+        assert_eq!(engine.step(&mut |_| ()).unwrap(), []);
+        engine.audit().unwrap();
+        assert_eq!((engine.load().pages_used, engine.load().waiting), (come, 1));
+        store.deliver(1);
+    }
+    // Nothing of what has come is of use then.
+    engine.forget_prefixes();
+    engine.audit().unwrap();
+    assert_eq!(engine.pages(), (8, 8));
+    for _ in 0..2 {
+        engine.step(&mut |_| ()).unwrap();
+        store.deliver(1);
+    }
+    engine.step(&mut |_| ()).unwrap();
+    assert_eq!(engine.load().pages_used, 2);
+    engine.cancel(id);
+    engine.audit().unwrap();
+    assert!(engine.is_idle());
+    assert_eq!((engine.load().pages_used, engine.load().pages_kept), (0, 2), "a beginning for the next one");
+    engine.submit(request).unwrap();
+    assert_eq!(finish(&mut engine, &store, &mut HashMap::new()), 128);
+}
+
+#[test]
+fn the_most_urgent_prompt_is_restored_first() {
+    let options = Options { context: 256, ..Options::default() };
+    let (calm, urgent) = (request(0, 100, 5), request(50, 100, 5));
+    let store = store_of(&[&calm, &urgent], &options);
+    let mut engine = keeping(options, &store);
+    let of = |request: &Request, priority| Request { share: Share { priority, ..Share::default() }, ..request.clone() };
+    let later = engine.submit(of(&calm, 1)).unwrap();
+    engine.step(&mut |_| ()).unwrap();
+    store.deliver(1);
+    engine.step(&mut |_| ()).unwrap();
+    let first = engine.submit(of(&urgent, 0)).unwrap();
+    let mut begun = vec![];
+    while !engine.is_idle() {
+        begun.extend(started(&engine.step(&mut |_| ()).unwrap()));
+        store.deliver(10);
+    }
+    assert_eq!(begun, [(first, 96), (later, 96)]);
+    assert_eq!(engine.kept_pages().1, 6, "the page that had come for the other one still serves it");
+}
+
+#[test]
+fn pages_that_do_not_come_stop_nobody_else() {
+    let options = Options { context: 256, sequences: 2, pages: Some(8), ..Options::default() };
+    let (long, other) = (request(0, 200, 5), request(20, 200, 20));
+    let store = store_of(&[&long], &options);
+    let mut engine = keeping(options, &store);
+    let waits = engine.submit(long.clone()).unwrap();
+    for _ in 0..3 {
+        assert_eq!(engine.step(&mut |_| ()).unwrap(), []);
+        store.deliver(if engine.load().pages_used < 4 { 2 } else { 0 });
+    }
+    assert_eq!(engine.load().pages_used, 4);
+    store.fetches.lock().unwrap().iter_mut().for_each(|(names, _)| names.clear());
+    let runs = engine.submit(other.clone()).unwrap();
+    let mut outcomes = HashMap::new();
+    // The last fetch never ends.
+    while outcomes.get(&runs).is_none_or(|outcome: &Outcome| outcome.end.is_none()) {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+        engine.audit().unwrap();
+    }
+    finish(&mut engine, &store, &mut outcomes);
+    assert_eq!(outcomes[&runs], solo(&other, 256));
+    assert_eq!(outcomes[&waits], solo(&long, 256));
 }
