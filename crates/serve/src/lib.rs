@@ -264,7 +264,7 @@ impl Server {
         let thread = std::thread::Builder::new().name("zinc-engine".into()).stack_size(16 << 20);
         let thread = thread.spawn(work).map_err(ServeError::Threads)?;
         let stages = stop.0.subscribe();
-        let served = runtime.block_on(async {
+        let served = async {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
             if config.signals {
                 tokio::spawn(signals::obey(stop));
@@ -278,13 +278,15 @@ impl Server {
                 tracer.flush(LAST_SPANS).await;
             }
             Ok(())
+        };
+        let ended = runtime.block_on(async {
+            let (served, app) = (served.await, app.clone());
+            // Not after the runtime, which hears signals: a second one must end a long wait.
+            let finished = tokio::task::spawn_blocking(move || finish(thread, &app));
+            served.and(finished.await.unwrap_or(Err(ServeError::Died)))
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
-        let finished = finish(thread, &app);
-        if let Some(ledger) = app.accounts.ledger() {
-            ledger.close();
-        }
-        served.and(finished)
+        ended
     }
 }
 
@@ -306,12 +308,15 @@ impl Drop for StopAtEnd {
     }
 }
 
-/// Waits for the engine's thread, unless it is still loading: that cannot be stopped, and has nothing to save.
+/// Waits for the engine's thread, unless it is still loading: that cannot be stopped, and has nothing to save. Then for the
+/// ledger.
 fn finish(thread: JoinHandle<Result<(), ServeError>>, app: &App) -> Result<(), ServeError> {
-    if app.loaded().is_none() && !thread.is_finished() {
-        return Ok(());
+    let loading = app.loaded().is_none() && !thread.is_finished();
+    let finished = if loading { Ok(()) } else { thread.join().unwrap_or(Err(ServeError::Died)) };
+    if let Some(ledger) = app.accounts.ledger() {
+        ledger.close();
     }
-    thread.join().unwrap_or(Err(ServeError::Died))
+    finished
 }
 
 /// All paths.

@@ -97,17 +97,23 @@ pub(crate) async fn listen(
     }
     drop(listener);
     app.end();
-    let all = async { while connections.join_next().await.is_some() {} };
-    tokio::pin!(all);
     let drained = tokio::select! {
-        () = &mut all => true,
+        () = all(&mut connections) => true,
         () = sleep(grace) => false,
         _ = stage.wait_for(|s| *s == Stage::Ending) => false,
     };
     app.end_answers();
-    if !drained && timeout(LAST_WORDS, all).await.is_err() {
+    if !drained && timeout(LAST_WORDS, all(&mut connections)).await.is_err() {
         tracing::warn!("some connections were cut");
     }
+    // What they hold is let go: the bills of their requests are to be entered before the ledger closes.
+    connections.abort_all();
+    timeout(LAST_WORDS, all(&mut connections)).await.ok();
+}
+
+/// Waits until all connections have ended.
+async fn all(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
 }
 
 /// The next connection, once there is room for one, and its place if its address may have another; `None` if there was
@@ -131,7 +137,9 @@ fn refuse(stream: &TcpStream) {
     let body = error.json().to_string();
     let head =
         "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 2\r\nConnection: close";
-    stream.try_write(format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).ok();
+    let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    // The runtime does not know yet that a connection just taken can be written to; the system does.
+    socket2::SockRef::from(stream).send(answer.as_bytes()).ok();
 }
 
 /// Answers one connection's requests.

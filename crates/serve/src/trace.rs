@@ -265,7 +265,8 @@ fn attributes(rows: &[(&'static str, Value)]) -> Value {
         match of {
             Value::Bool(b) => json!({"boolValue": b}),
             Value::Number(n) if n.is_f64() => json!({"doubleValue": n}),
-            Value::Number(n) => json!({"intValue": n.to_string()}),
+            // OTLP's whole numbers end at 63 bits; a seed may have 64.
+            Value::Number(n) if n.is_i64() => json!({"intValue": n.to_string()}),
             Value::Array(list) => json!({"arrayValue": {"values": list.iter().map(value).collect::<Vec<_>>()}}),
             Value::String(text) => json!({"stringValue": text}),
             other => json!({"stringValue": other.to_string()}),
@@ -303,6 +304,17 @@ mod tests {
         ] {
             assert_eq!(parent(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn whole_numbers_are_those_that_a_collector_can_read() {
+        let rows = [("a", json!(i64::MAX)), ("b", json!(i64::MIN)), ("c", json!(u64::MAX)), ("d", Value::Null)];
+        let expected = json!([
+            {"key": "a", "value": {"intValue": "9223372036854775807"}},
+            {"key": "b", "value": {"intValue": "-9223372036854775808"}},
+            {"key": "c", "value": {"stringValue": "18446744073709551615"}},
+        ]);
+        assert_eq!(attributes(&rows), expected);
     }
 
     #[test]

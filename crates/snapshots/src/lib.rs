@@ -17,8 +17,10 @@ pub use identity::identity;
 
 use crate::file::{Page, file_name};
 use crate::index::Index;
+use std::collections::hash_map::RandomState;
 use std::fs;
-use std::io;
+use std::hash::BuildHasher;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -136,7 +138,26 @@ fn make_private(folder: &Path) -> io::Result<()> {
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
+    builder.create(folder)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = fs::metadata(folder)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            let (folder, mode) = (folder.display(), format!("{mode:03o}"));
+            tracing::warn!(%folder, mode, "others may look into the folder of pages, which tell what people have said; chmod 700 it");
+        }
+    }
+    Ok(())
+}
+
+/// Writes a new file that only its owner may read: the folder may be one that others can look into.
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)?.write_all(bytes)
 }
 
 /// Writes pages as they come.
@@ -161,9 +182,10 @@ fn write(shared: &Shared, page: &Page) -> io::Result<()> {
     };
     evicted.into_iter().for_each(|(depth, name)| remove(&shared.path(depth, name)));
     let path = shared.path(depth, name);
-    // Renamed when it is whole: a file of this name is never half written by a process that lives.
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    let written = fs::write(&part, &bytes).and_then(|()| fs::rename(&part, &path));
+    // Renamed when it is whole: a file of this name is never half written by a process that lives. Two processes may have the
+    // same number, in containers that share the folder.
+    let part = path.with_extension(format!("{:016x}.part", RandomState::new().hash_one(name)));
+    let written = write_private(&part, &bytes).and_then(|()| fs::rename(&part, &path));
     if written.is_err() {
         remove(&part);
     }
@@ -209,4 +231,26 @@ fn read(shared: &Shared, name: PageName) -> Option<Vec<u8>> {
 /// Deletes a file; one that cannot be is there at the next start.
 fn remove(path: &Path) {
     fs::remove_file(path).ok();
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn nobody_else_may_read_pages() {
+        let above = std::env::temp_dir().join(format!("zinc-snapshots-{}", std::process::id()));
+        let folder = above.join("pages");
+        let mut pages = Snapshots::open(&folder, 1 << 20, [1; 32]).expect("a folder");
+        let tokens = std::array::from_fn(|i| i as u32);
+        let name = pages.name(None, &tokens);
+        pages.save(KeptPage { name, before: None, depth: 0, tokens, bytes: vec![7; 100] });
+        drop(pages);
+        let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        let files: Vec<PathBuf> = fs::read_dir(&folder).expect("a list").map(|e| e.expect("a file").path()).collect();
+        assert_eq!(files, [folder.join(file_name(0, name))]);
+        assert_eq!([mode(&above), mode(&folder), mode(&files[0])], [0o700, 0o700, 0o600]);
+        fs::remove_dir_all(&above).ok();
+    }
 }

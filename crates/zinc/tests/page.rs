@@ -154,6 +154,20 @@ impl Page {
         self.browser.text("Greetings");
         self.browser.press(ENTER);
         self.browser.wait("document.querySelector('#chats .pick').textContent === 'Greetings'");
+        self.deletes();
+        // One that is being answered does not come back with the end of its answer.
+        self.allow(None);
+        self.browser.text("Count from one to five hundred in words, one number a line.");
+        self.browser.press(ENTER);
+        self.browser.wait("document.querySelector('article.busy .body')?.textContent.length > 3");
+        self.deletes();
+        self.browser.wait("document.getElementById('status').textContent === 'Stopped.'");
+        assert_eq!(self.count("#chats li"), 0);
+        self.allow(Some(20));
+    }
+
+    /// Deletes the one chat.
+    fn deletes(&mut self) {
         self.browser.run("document.querySelector('[aria-label^=Delete]').click()");
         self.browser.wait("document.getElementById('ask').open");
         self.browser.run("document.getElementById('ask-yes').click()");

@@ -9,7 +9,7 @@
 //! it ends. One that names no limit may thus overdraw a quota by its answers; the next request finds that.
 
 use super::ledger::{Ledger, Spent, until_next};
-use super::rate::Rate;
+use super::rate::{Rate, Taken};
 use super::rules::Rules;
 use crate::model::unix_seconds;
 use std::collections::HashMap;
@@ -125,14 +125,14 @@ impl Account {
         lock(&self.state).sequences
     }
 
-    /// A request has ended: `reserved` tokens become `used` ones. `metered`: it counted against a limit per minute.
-    pub(super) fn settle(&self, sequences: u64, reserved: u64, used: u64, metered: bool) {
+    /// A request has ended: `reserved` tokens become `used` ones. `taken`: what it took of a limit per minute.
+    pub(super) fn settle(&self, sequences: u64, reserved: u64, used: u64, taken: Option<Taken>) {
         let mut state = lock(&self.state);
         state.sequences -= sequences;
         state.reserved -= reserved;
         state.spent.add(used, unix_seconds());
-        if metered {
-            state.tokens.correct(used as i64 - reserved as i64);
+        if let Some(taken) = taken {
+            state.tokens.correct(taken, used);
         }
     }
 }
@@ -154,24 +154,25 @@ impl Caller {
         let Some(limit) = self.rules.requests_per_minute else { return Ok(()) };
         let now = self.account.began.elapsed();
         let taken = lock(&self.account.state).requests.take(1, limit, now);
-        taken.map_err(|wait| Refusal::Requests { limit, wait })
+        taken.map(|_| ()).map_err(|wait| Refusal::Requests { limit, wait })
     }
 
-    /// Takes what a request may need at most: so many sequences and, all together, tokens. Gives whether tokens per minute are
-    /// counted.
-    pub(super) fn reserve(&self, sequences: u64, tokens: u64) -> Result<bool, Refusal> {
+    /// Takes what a request may need at most: so many sequences and, all together, tokens. Gives what was taken of a limit
+    /// per minute.
+    pub(super) fn reserve(&self, sequences: u64, tokens: u64) -> Result<Option<Taken>, Refusal> {
         let mut state = lock(&self.account.state);
         if let Some(limit) = self.rules.parallel.filter(|limit| state.sequences + sequences > *limit) {
             return Err(Refusal::Parallel { limit });
         }
         self.quotas(&state, tokens)?;
-        if let Some(limit) = self.rules.tokens_per_minute {
+        let taken = self.rules.tokens_per_minute.map(|limit| {
             let taken = state.tokens.take(tokens, limit, self.account.began.elapsed());
-            taken.map_err(|wait| Refusal::Tokens { limit, asked: tokens, wait })?;
-        }
+            taken.map_err(|wait| Refusal::Tokens { limit, asked: tokens, wait })
+        });
+        let taken = taken.transpose()?;
         state.sequences += sequences;
         state.reserved += tokens;
-        Ok(self.rules.tokens_per_minute.is_some())
+        Ok(taken)
     }
 
     fn quotas(&self, state: &State, asked: u64) -> Result<(), Refusal> {

@@ -2,6 +2,7 @@
 
 use super::account::{Caller, Refusal};
 use super::ledger::{Entry, Ledger};
+use super::rate::Taken;
 use crate::model::unix_seconds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +17,8 @@ pub(crate) struct Charge {
     request: String,
     sequences: u64,
     reserved: u64,
-    metered: bool,
+    /// What it took of a limit per minute.
+    taken: Option<Taken>,
     prompt: AtomicU64,
     cached: AtomicU64,
     completion: AtomicU64,
@@ -35,10 +37,10 @@ impl Charge {
         sequences: u64,
         reserved: u64,
     ) -> Result<Charge, Refusal> {
-        let metered = caller.reserve(sequences, reserved)?;
+        let taken = caller.reserve(sequences, reserved)?;
         let [prompt, cached, completion, time, energy] = [(); 5].map(|()| AtomicU64::new(0));
         let caller = caller.clone();
-        Ok(Charge { caller, ledger, request, sequences, reserved, metered, prompt, cached, completion, time, energy })
+        Ok(Charge { caller, ledger, request, sequences, reserved, taken, prompt, cached, completion, time, energy })
     }
 
     /// A prompt runs; so many of its tokens need not be computed.
@@ -64,7 +66,7 @@ impl Drop for Charge {
         let all = [&self.prompt, &self.cached, &self.completion, &self.time, &self.energy];
         let [prompt, cached, completion, time, energy] = all.map(|counter| counter.load(Relaxed));
         let account = &self.caller.account;
-        account.settle(self.sequences, self.reserved, prompt + completion, self.metered);
+        account.settle(self.sequences, self.reserved, prompt + completion, self.taken);
         if prompt == 0 {
             return; // It has never run.
         }

@@ -7,19 +7,23 @@
 //! Whoever appends never waits for the disk; a crash loses what came since the last sync, milliseconds ago. A line that a
 //! crash has cut off is dropped at the next start.
 
+use crate::model::unix_seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zinc_text::CivilTime;
 
 /// From one try to write to the next, while the disk takes nothing.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// What every entry begins with.
+const BEGINNING: &[u8] = b"{\"time\":";
 
 /// What a request has used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,27 +69,34 @@ fn periods(time: u64) -> (i64, i64) {
 
 impl Spent {
     pub(crate) fn add(&mut self, tokens: u64, time: u64) {
-        // An entry of an earlier day says nothing about this one.
         let (day, month) = periods(time);
-        if day >= self.day {
-            self.in_day = self.in_day(time) + tokens;
-            self.day = day;
-        }
-        if month >= self.month {
-            self.in_month = self.in_month(time) + tokens;
-            self.month = month;
-        }
-        self.in_all += tokens;
+        self.in_day = self.in_day(time).saturating_add(tokens);
+        self.in_month = self.in_month(time).saturating_add(tokens);
+        (self.day, self.month) = (self.day.max(day), self.month.max(month));
+        self.in_all = self.in_all.saturating_add(tokens);
     }
 
-    /// Tokens in the day of this second.
+    /// Adds what an entry of the past says. `now`: no entry can be of a later day, so one that is was made while the clock was
+    /// wrong; it counts for no day and no month, or it would hold up all quotas until then. False for such a one.
+    fn replay(&mut self, entry: &Entry, now: u64) -> bool {
+        let tokens = entry.prompt_tokens.saturating_add(entry.completion_tokens);
+        let possible = entry.time / 86_400 <= now / 86_400;
+        match possible {
+            true => self.add(tokens, entry.time),
+            false => self.in_all = self.in_all.saturating_add(tokens),
+        }
+        possible
+    }
+
+    /// Tokens in the day of this second. A clock that has stepped back to an earlier day does not begin a new one: nobody gets
+    /// a quota twice.
     pub(crate) fn in_day(&self, time: u64) -> u64 {
-        if periods(time).0 == self.day { self.in_day } else { 0 }
+        if periods(time).0 <= self.day { self.in_day } else { 0 }
     }
 
-    /// Tokens in the month of this second.
+    /// Tokens in the month of this second, likewise.
     pub(crate) fn in_month(&self, time: u64) -> u64 {
-        if periods(time).1 == self.month { self.in_month } else { 0 }
+        if periods(time).1 <= self.month { self.in_month } else { 0 }
     }
 }
 
@@ -138,7 +149,7 @@ impl Ledger {
     /// Opens or begins a ledger, and sums it up.
     ///
     /// # Errors
-    /// The file cannot be had, is in use, or has a line that is no entry (but for the last one, if it is not whole).
+    /// The file cannot be had, is in use, or has a line that is no entry (but for a last one that was cut off).
     pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
         let failed = |source| LedgerError::File { path: path.to_owned(), source };
         let file = File::options().read(true).append(true).create(true).open(path).map_err(failed)?;
@@ -147,10 +158,15 @@ impl Ledger {
             TryLockError::Error(source) => failed(source),
         })?;
         let mut history: HashMap<String, Spent> = HashMap::new();
-        let whole = read(path, &file, |entry| {
-            let spent = history.entry(entry.key).or_default();
-            spent.add(entry.prompt_tokens + entry.completion_tokens, entry.time);
+        let (now, mut of_the_future) = (unix_seconds(), 0);
+        let whole = read(path, &file, |mut entry| {
+            let spent = history.entry(std::mem::take(&mut entry.key)).or_default();
+            of_the_future += u64::from(!spent.replay(&entry, now));
         })?;
+        if of_the_future > 0 {
+            let path = path.display();
+            tracing::warn!(%path, entries = of_the_future, "entries of the ledger are later than now and count for no day or month; is the clock right?");
+        }
         file.set_len(whole).map_err(failed)?;
         let (entries, queue) = channel();
         let thread = std::thread::Builder::new().name("zinc-ledger".into());
@@ -197,15 +213,21 @@ fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<u64
     let failed = |source| LedgerError::File { path: path.to_owned(), source };
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
     let (mut reader, mut text, mut whole) = (BufReader::new(file), vec![], 0);
+    let (mut is_ledger, wrong) = (false, |line, source| LedgerError::Line { path: path.to_owned(), line, source });
     for line in 1.. {
         text.clear();
         let bytes = reader.read_until(b'\n', &mut text).map_err(failed)?;
         if text.last() != Some(&b'\n') {
+            // An entry that was cut off, unless this may be a file of something else, which must not lose anything.
+            let begins = text.iter().zip(BEGINNING).all(|(a, b)| a == b);
+            if !is_ledger && !begins {
+                serde_json::from_slice::<Entry>(&text).map_err(|source| wrong(line, source))?;
+            }
             break;
         }
         if !text.trim_ascii().is_empty() {
-            let entry = serde_json::from_slice(&text);
-            take(entry.map_err(|source| LedgerError::Line { path: path.to_owned(), line, source })?);
+            take(serde_json::from_slice(&text).map_err(|source| wrong(line, source))?);
+            is_ledger = true;
         }
         whole += bytes as u64;
     }
@@ -214,29 +236,109 @@ fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<u64
 
 /// Appends what comes until nobody is left to say more. `length`: bytes of the file that are known to be good.
 fn write(mut file: File, mut length: u64, queue: &Receiver<Entry>) {
-    let mut text = vec![];
-    let line = |text: &mut Vec<u8>, entry: Entry| {
-        // An entry has nothing that JSON cannot say.
-        serde_json::to_writer(&mut *text, &entry).ok();
-        text.push(b'\n');
-    };
-    while let Ok(entry) = queue.recv() {
-        line(&mut text, entry);
-        queue.try_iter().for_each(|entry| line(&mut text, entry));
-        match file.write_all(&text).and_then(|()| file.sync_data()) {
-            Ok(()) => {
-                length += text.len() as u64;
-                text.clear();
-            }
-            Err(error) => {
-                tracing::error!(%error, "the ledger cannot be written; its entries wait in memory");
-                // Half a line must not stay in front of what is tried again.
-                file.set_len(length).ok();
-                std::thread::sleep(AGAIN);
+    // What waits to be written, and since the disk took it not, when that is tried again.
+    let (mut text, mut again) = (vec![], None);
+    loop {
+        let open = gather(queue, &mut text, again);
+        if !text.is_empty() {
+            // Half a line must not stay in front of what is tried again.
+            let cut = again.map_or(Ok(()), |_| file.set_len(length));
+            match cut.and_then(|()| file.write_all(&text)).and_then(|()| file.sync_data()) {
+                Ok(()) => {
+                    length += text.len() as u64;
+                    text.clear();
+                    again = None;
+                }
+                Err(error) if open => {
+                    tracing::error!(%error, "the ledger cannot be written; its entries wait in memory");
+                    again = Some(Instant::now() + AGAIN);
+                }
+                Err(error) => tracing::error!(%error, bytes = text.len(), "the ledger's last entries are lost"),
             }
         }
+        if !open {
+            return;
+        }
     }
-    if !text.is_empty() && file.write_all(&text).and_then(|()| file.sync_data()).is_err() {
-        tracing::error!(bytes = text.len(), "the ledger's last entries are lost");
+}
+
+/// Takes lines of what has come: waits for something, or until `end`. False if nobody is left to say more.
+fn gather(queue: &Receiver<Entry>, text: &mut Vec<u8>, end: Option<Instant>) -> bool {
+    loop {
+        let next = match end {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(end) => queue.recv_timeout(end.saturating_duration_since(Instant::now())),
+        };
+        let entry = match next {
+            Ok(entry) => entry,
+            Err(error) => return error == RecvTimeoutError::Timeout,
+        };
+        std::iter::once(entry).chain(queue.try_iter()).for_each(|entry| {
+            // An entry has nothing that JSON cannot say.
+            serde_json::to_writer(&mut *text, &entry).ok();
+            text.push(b'\n');
+        });
+        if end.is_none_or(|end| Instant::now() >= end) {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = 86_400;
+    /// 15 June 2026, noon.
+    const NOON: u64 = 20_619 * DAY + DAY / 2;
+
+    #[test]
+    fn a_clock_that_steps_back_gives_no_quota_twice() {
+        let mut spent = Spent::default();
+        spent.add(5, NOON);
+        for back in [DAY, 40 * DAY, NOON] {
+            assert_eq!((spent.in_day(NOON - back), spent.in_month(NOON - back)), (5, 5), "{back} s");
+        }
+        spent.add(2, NOON - 40 * DAY);
+        assert_eq!((spent.in_day(NOON), spent.in_month(NOON), spent.in_all), (7, 7, 7));
+        assert_eq!((spent.in_day(NOON + DAY), spent.in_month(NOON + DAY)), (0, 7));
+        spent.add(1, NOON + 30 * DAY);
+        assert_eq!((spent.in_day(NOON + 30 * DAY), spent.in_month(NOON + 30 * DAY), spent.in_all), (1, 1, 8));
+    }
+
+    #[test]
+    fn entries_of_the_future_hold_up_no_quota() {
+        let entry = |time| Entry { time, prompt_tokens: 3, completion_tokens: 4, ..Entry::default() };
+        let mut spent = Spent::default();
+        assert!(spent.replay(&entry(NOON), NOON));
+        for time in [NOON + DAY, i64::MAX as u64, u64::MAX] {
+            assert!(!spent.replay(&entry(time), NOON), "{time}");
+        }
+        assert_eq!((spent.in_day(NOON), spent.in_month(NOON), spent.in_all), (7, 7, 28));
+        assert!(spent.replay(&entry(NOON + 60), NOON), "a minute of the same day is no matter");
+        assert_eq!((spent.in_day(NOON + DAY), spent.in_month(NOON + DAY)), (0, 14));
+    }
+
+    #[test]
+    fn only_a_ledger_loses_a_line_that_was_cut_off() {
+        let path = std::env::temp_dir().join(format!("zinc-ledger-{}", std::process::id()));
+        let line = serde_json::to_string(&Entry::default()).expect("a line");
+        let left = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            let open = Ledger::open(&path);
+            if let Ok(ledger) = &open {
+                ledger.close();
+            }
+            let left = std::fs::read_to_string(&path).expect("text");
+            (open.is_ok(), left)
+        };
+        for cut in ["", "{", "{\"ti", &line[..20]] {
+            assert_eq!(left(cut), (true, String::new()), "{cut:?}");
+            assert_eq!(left(&format!("{line}\n{cut}")), (true, format!("{line}\n")), "{cut:?}");
+        }
+        for other in ["my only copy", "\n\nnotes", "{\"model\": 1}", "[1, 2]"] {
+            assert_eq!(left(other), (false, other.to_owned()));
+        }
+        std::fs::remove_file(&path).ok();
     }
 }

@@ -22,7 +22,11 @@ function newChat() {
   return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", changed: Date.now(), system: "", messages: [] };
 }
 
+/** Chats that were deleted: an answer that is on its way to one does not bring it back. */
+const deleted = new WeakSet();
+
 async function keep(changed) {
+  if (deleted.has(changed)) return;
   changed.changed = Date.now();
   if (!chats.includes(changed)) chats.unshift(changed);
   chats.sort((a, b) => b.changed - a.changed);
@@ -67,6 +71,7 @@ async function rename(c) {
 
 async function remove(c) {
   if (!await askFor({ title: "Delete the chat?", text: `“${titleOf(c)}” will be gone.`, yes: "Delete" })) return;
+  deleted.add(c);
   if (running?.chat === c) running.stop();
   chats = chats.filter((other) => other !== c);
   await dropChat(c.id);
@@ -170,6 +175,7 @@ function edit(owner, message, node) {
   const cancel = () => { node.replaceWith(messageNode(owner, message)); input.focus(); };
   const send = () => {
     if (!area.value.trim()) return;
+    if (running) return say("Another answer is on its way; wait for its end, or stop it.");
     owner.messages.length = owner.messages.indexOf(message);
     submit(owner, area.value);
   };
@@ -384,6 +390,7 @@ $("export-all").addEventListener("click", () => {
 });
 $("delete-all").addEventListener("click", async () => {
   if (!await askFor({ title: "Delete all chats?", text: "They are kept nowhere else.", yes: "Delete all" })) return;
+  for (const c of chats) deleted.add(c);
   running?.stop();
   chats = [];
   await dropAllChats();
