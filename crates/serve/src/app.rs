@@ -82,14 +82,14 @@ impl App {
     pub(crate) fn caller(&self, key: Option<&str>) -> Result<Caller, ApiError> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         if keys.is_open() {
-            return Ok(self.accounts.caller(None));
+            return Ok(self.accounts.caller(None, self.local.is_some()));
         }
         let none = "an API key is needed, in a header `Authorization: Bearer KEY`";
         let key = key.ok_or_else(|| ApiError::unauthorized(none))?;
         let rules = keys.find(key).ok_or_else(|| ApiError::unauthorized("the API key is wrong"))?;
         match rules.expires {
             Some(end) if unix_seconds() >= end => Err(ApiError::expired()),
-            _ => Ok(self.accounts.caller(Some(rules))),
+            _ => Ok(self.accounts.caller(Some(rules), false)),
         }
     }
 

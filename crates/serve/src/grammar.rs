@@ -146,7 +146,7 @@ pub(crate) struct Grammars {
 const PLACES: usize = 2;
 
 /// Most bytes of a grammar.
-const BYTES: usize = 64 << 10;
+pub(crate) const BYTES: usize = 64 << 10;
 
 /// Most texts to choose from.
 const CHOICES: usize = 1000;

@@ -8,6 +8,7 @@ use crate::recovery::Revival;
 use crate::runner::Power;
 use crate::tools::Family;
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use zinc_engine::{Engine, Sampling};
@@ -114,13 +115,31 @@ impl Rendered {
     }
 }
 
-/// Does any text in a value, keys included, have this character?
-fn holds(value: &Value, c: char) -> bool {
+/// What Unicode says is no character, and no text should have.
+fn marks() -> impl Iterator<Item = char> {
+    ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{10ffff}')
+}
+
+/// A mark that no text in these values has, keys included; an error where all are taken.
+fn free_mark<'a>(values: impl Iterator<Item = &'a Value>) -> Result<char, ApiError> {
+    let mut taken = HashSet::new();
+    values.for_each(|value| take_marks(value, &mut taken));
+    let message = "the messages have all of the characters that would keep special tokens in them plain text; leave \
+                   private characters (U+F0000 and up) out";
+    marks().find(|mark| !taken.contains(mark)).ok_or_else(|| ApiError::parameter("messages", message))
+}
+
+/// Adds what could be a mark in the texts of a value.
+fn take_marks(value: &Value, taken: &mut HashSet<char>) {
+    let mut take = |text: &str| taken.extend(text.chars().filter(|c| *c >= '\u{fdd0}'));
     match value {
-        Value::String(text) => text.contains(c),
-        Value::Array(list) => list.iter().any(|value| holds(value, c)),
-        Value::Object(map) => map.iter().any(|(key, value)| key.contains(c) || holds(value, c)),
-        _ => false,
+        Value::String(text) => take(text),
+        Value::Array(list) => list.iter().for_each(|value| take_marks(value, taken)),
+        Value::Object(map) => {
+            map.keys().for_each(|key| take(key));
+            map.values().for_each(|value| take_marks(value, taken));
+        }
+        _ => {}
     }
 }
 
@@ -202,7 +221,7 @@ impl Model {
         let template = self.template.as_ref().ok_or_else(missing)?;
         let mut variables = Value::Object(std::mem::take(&mut options.variables));
         let mut given = [Some(&mut messages), options.tools.as_mut(), Some(&mut variables)];
-        let mark = (!self.special_in_content).then(|| self.mark(&mut given)).flatten();
+        let mark = if self.special_in_content { None } else { self.mark(&mut given)? };
         let Value::Object(extra) = variables else { return Err(ApiError::internal("variables are an object")) };
         let input = TemplateInput {
             messages,
@@ -218,11 +237,9 @@ impl Model {
     }
 
     /// Marks what spells special tokens in all texts of these values, so that it stays plain text; gives the mark, if
-    /// there was anything to mark.
-    fn mark(&self, values: &mut [Option<&mut Value>]) -> Option<char> {
-        // What Unicode says is no character, and no text should have.
-        let mut marks = ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{10ffff}');
-        let mark = marks.find(|mark| !values.iter().flatten().any(|value| holds(value, *mark)))?;
+    /// there was anything to mark. Where none is free, nothing could stay plain: an error.
+    fn mark(&self, values: &mut [Option<&mut Value>]) -> Result<Option<char>, ApiError> {
+        let mark = free_mark(values.iter().flatten().map(|value| &**value))?;
         let mut marked = false;
         for value in values.iter_mut().flatten() {
             each_text(value, &mut |text| {
@@ -231,7 +248,7 @@ impl Model {
                 Some(new)
             });
         }
-        marked.then_some(mark)
+        Ok(marked.then_some(mark))
     }
 
     /// Token ids of a prompt that a template made, its special tokens parsed.
@@ -248,5 +265,22 @@ impl Model {
     pub(crate) fn spell(&self, token: u32) -> String {
         let bytes = self.tokenizer.token_bytes(token, true).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_mark_is_one_that_no_text_has_or_an_error() {
+        let mark = |value: Value| free_mark([json!("x"), value].iter()).map_err(|error| error.status.as_u16());
+        assert_eq!(mark(json!(["a", {"b\u{fdd0}": 1}])), Ok('\u{fdd1}'), "keys count too");
+        let mut all: String = marks().collect();
+        let last = all.pop();
+        assert_eq!(mark(json!({"a": [all.as_str()]})), Ok(last.expect("a mark")));
+        all.extend(last);
+        assert_eq!(mark(json!({"a": [all]})), Err(400), "never without a mark");
     }
 }

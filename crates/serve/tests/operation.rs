@@ -259,6 +259,16 @@ fn strangers_and_giants_are_refused() {
     assert_eq!(["evil.example", "localhost:1", "127.0.0.1"].map(named), ["403", "200", "200"], "names that lead here");
     let giant = post().body(" ".repeat((1 << 20) + 1)).send(server.address).finish();
     assert_eq!((giant.status, giant.json()["error"]["code"].as_str()), (413, Some("request_too_large")));
+    let chunked = |chunks: &str| {
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n";
+        let mut connection = TcpStream::connect(server.address).expect("a connection");
+        connection.write_all(format!("{head}Connection: close\r\n\r\n{chunks}").as_bytes()).ok();
+        let mut said = String::new();
+        connection.read_to_string(&mut said).ok();
+        said.get(9..12).unwrap_or_default().to_owned()
+    };
+    let giant = format!("{:x}\r\n{}\r\n1\r\n \r\n", 1 << 20, " ".repeat(1 << 20));
+    assert_eq!([chunked(&giant), chunked("zz\r\n{}\r\n0\r\n\r\n")], ["413", "400"], "only one of them is too large");
     assert_eq!(post().body("{").send(server.address).finish().status, 400);
     assert_eq!(server.get("/v1/completions").json()["error"]["code"], "method_not_allowed");
     assert_eq!(server.get("/v2/anything").json()["error"]["code"], "unknown_url");

@@ -104,7 +104,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         (Some((_, name)), Some(_)) => {
             return Err(ApiError::parameter(name, format!("`{name}` would keep the model from calling tools")));
         }
-        (None, Some(tools)) => tools.grammar().map(|grammar| (grammar, "tools")),
+        (None, Some(tools)) => tools.grammar()?.map(|grammar| (grammar, "tools")),
         (grammar, None) => grammar,
     };
     let generation = Generation {

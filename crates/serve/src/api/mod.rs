@@ -22,10 +22,13 @@ use crate::error::ApiError;
 use crate::grammar::{Grammar, Rule};
 use crate::model::Model;
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{Response, header};
 use axum::routing::{MethodRouter, get, post};
+use http_body::Body as _;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,18 +86,27 @@ pub(crate) fn open_router() -> Router<Arc<App>> {
 }
 
 /// Reads a request's body, up to the server's limits of size and time.
-async fn body(app: &App, request: Request) -> Result<Bytes, ApiError> {
+async fn body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
     let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|n| n > app.max_body) {
         return Err(ApiError::too_large(app.max_body));
     }
-    let read = axum::body::to_bytes(request.into_body(), app.max_body);
-    match tokio::time::timeout(app.patience.body, read).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        // Either there was more than it may be, or the connection broke and nobody reads this.
-        Ok(Err(_)) => Err(ApiError::too_large(app.max_body)),
-        Err(_) => Err(ApiError::too_slow()),
+    let read = collect(request.into_body(), app.max_body);
+    tokio::time::timeout(app.patience.body, read).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
+}
+
+/// All bytes of a body, if they are not more than `most`.
+async fn collect(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = vec![];
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|error| ApiError::invalid(format!("the request's body cannot be read: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if data.len() > most - bytes.len() {
+            return Err(ApiError::too_large(most));
+        }
+        bytes.extend_from_slice(&data);
     }
+    Ok(bytes)
 }
 
 /// Runs what takes long (templates, tokenizing) beside the connections.

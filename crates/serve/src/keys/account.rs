@@ -71,8 +71,8 @@ pub(crate) struct Meter {
 pub(crate) struct Caller {
     pub(crate) account: Arc<Account>,
     pub(crate) rules: Arc<Rules>,
-    /// There are no keys: nobody is a stranger.
-    open: bool,
+    /// There are no keys, and none but this machine is let in: nobody is a stranger.
+    trusted: bool,
 }
 
 /// Why a request is not taken.
@@ -94,8 +94,10 @@ impl Accounts {
     }
 
     /// Whoever has these rules, or anyone.
-    pub(crate) fn caller(&self, rules: Option<Arc<Rules>>) -> Caller {
-        let open = rules.is_none();
+    ///
+    /// `local`: none but this machine is let in.
+    pub(crate) fn caller(&self, rules: Option<Arc<Rules>>, local: bool) -> Caller {
+        let trusted = rules.is_none() && local;
         let rules = rules.unwrap_or_else(|| Arc::new(Rules::named(ANYONE)));
         let mut by_name = lock(&self.by_name);
         let number = by_name.len() as u32 + 1;
@@ -104,7 +106,7 @@ impl Accounts {
             let state = Mutex::new(State { spent, ..State::default() });
             Arc::new(Account { name: rules.name.clone(), number, began: self.began, state, meter: Meter::default() })
         });
-        Caller { account: account.clone(), rules, open }
+        Caller { account: account.clone(), rules, trusted }
     }
 
     /// All that have asked so far, in order.
@@ -141,7 +143,7 @@ impl Caller {
     /// The part of the engine that a request gets which asks for this priority. Among strangers, one may step back, but not
     /// push in.
     pub(crate) fn share(&self, asked: i32) -> Share {
-        let asked = if self.open { asked } else { asked.max(0) };
+        let asked = if self.trusted { asked } else { asked.max(0) };
         Share {
             owner: self.account.number,
             weight: NonZeroU32::new(self.rules.weight).unwrap_or(NonZeroU32::MIN),
@@ -248,7 +250,7 @@ mod tests {
     fn caller(limits: &str) -> Caller {
         let mut rules = Rules::named("a");
         limits.split_whitespace().try_for_each(|limit| rules.set(limit)).expect("known limits");
-        Accounts::new(None).caller(Some(Arc::new(rules)))
+        Accounts::new(None).caller(Some(Arc::new(rules)), true)
     }
 
     #[test]
@@ -302,6 +304,16 @@ mod tests {
     }
 
     #[test]
+    fn strangers_do_not_push_in() {
+        let accounts = Accounts::new(None);
+        let priorities = |caller: Caller| [-7, 7].map(|asked| caller.share(asked).priority);
+        let with_key = Rules { priority: -1, ..Rules::named("a") };
+        assert_eq!(priorities(accounts.caller(None, true)), [-7, 7], "on one's own machine one may");
+        assert_eq!(priorities(accounts.caller(None, false)), [0, 7], "not where anyone is let in");
+        assert_eq!(priorities(accounts.caller(Some(Arc::new(with_key)), true)), [-1, 6]);
+    }
+
+    #[test]
     fn times_are_spelled_as_openai_does() {
         let spell = |ms| spell(Duration::from_millis(ms));
         assert_eq!([0, 120, 1000, 7660, 60_000, 360_500].map(spell), ["0ms", "120ms", "1s", "7.66s", "1m0s", "6m1s"]);
@@ -310,10 +322,10 @@ mod tests {
     #[test]
     fn accounts_stay_when_keys_come_anew() {
         let accounts = Accounts::new(None);
-        let [one, two] = ["one", "two"].map(|name| accounts.caller(Some(Arc::new(Rules::named(name)))));
-        let again = accounts.caller(Some(Arc::new(Rules { weight: 7, ..Rules::named("one") })));
+        let [one, two] = ["one", "two"].map(|name| accounts.caller(Some(Arc::new(Rules::named(name))), true));
+        let again = accounts.caller(Some(Arc::new(Rules { weight: 7, ..Rules::named("one") })), true);
         assert!(Arc::ptr_eq(&one.account, &again.account) && !Arc::ptr_eq(&one.account, &two.account));
-        assert_eq!((again.rules.weight, accounts.caller(None).account.name.as_str()), (7, "anyone"));
+        assert_eq!((again.rules.weight, accounts.caller(None, true).account.name.as_str()), (7, "anyone"));
         assert_eq!(accounts.all().len(), 3);
     }
 }

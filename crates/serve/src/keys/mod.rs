@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-/// What a line begins with that has a key's digest in place of the key.
+/// What a line begins with that has a key's digest in place of the key, in capitals or not.
 const DIGEST: &str = "sha256:";
 
 /// The keys that open a server; without any, it is open.
@@ -110,7 +110,8 @@ impl Keys {
             let wrong = |what: String| KeyError::Line { line: i + 1, what };
             let mut words = line.split_whitespace();
             let Some(key) = words.next().filter(|_| !line.starts_with('#')) else { continue };
-            let digest = match key.strip_prefix(DIGEST) {
+            let hex = key.split_at_checked(DIGEST.len()).filter(|(begin, _)| begin.eq_ignore_ascii_case(DIGEST));
+            let digest = match hex.map(|(_, hex)| hex) {
                 Some(hex) => read_digest(hex).ok_or_else(|| wrong(format!("{DIGEST} needs 64 hexadecimal digits")))?,
                 None if key.bytes().all(|b| b.is_ascii_graphic()) => digest(key),
                 None => return Err(wrong("the key has characters that a header cannot carry".into())),
@@ -175,6 +176,8 @@ mod tests {
         assert_eq!(keys.find("sk-4").expect("a key").name, "four");
         assert_eq!(keys.find("sk-one").expect("a key").name.len(), "key-00000000".len());
         assert!(Keys::default().is_open() && !keys.is_open());
+        let capitals = Keys::lines(&spell_digest("sk-4").to_uppercase()).expect("a digest");
+        assert!(capitals.find("sk-4").is_some(), "other tools write digests in capitals");
     }
 
     #[test]
@@ -182,7 +185,7 @@ mod tests {
         assert_eq!(Keys::new(["a", "b c"]).err(), Some(KeyError::Characters(2)));
         assert_eq!(Keys::new([""]).err(), Some(KeyError::Characters(1)));
         let short = format!("{DIGEST}00");
-        for text in ["#\nsk-1 rpm=0", "sk-1\nsk-ü", "sk-1\nsk-1 name=b", &format!("\n{short}")] {
+        for text in ["#\nsk-1 rpm=0", "sk-1\nsk-ü", "sk-1\nsk-1 name=b", &format!("\n{short}"), "\nSHA256:00"] {
             let error = Keys::lines(text).expect_err(text);
             assert!(matches!(error, KeyError::Line { line: 2, .. }), "{error}");
         }

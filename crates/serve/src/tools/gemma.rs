@@ -4,7 +4,8 @@
 //! <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 //! ```
 
-use super::{Call, Family, literal, parameters, rooted, schema_of};
+use super::{Budget, Call, Family, literal, parameters, rooted, schema_of};
+use crate::error::ApiError;
 use serde_json::{Map, Value};
 
 pub(super) static FAMILY: Family = Family {
@@ -105,12 +106,13 @@ fn eat(rest: &mut &str, sign: &str) -> bool {
     }
 }
 
-fn rule(name: &str, function: &Value) -> String {
+fn rule(name: &str, function: &Value, budget: &mut Budget) -> Result<String, ApiError> {
     let schema = schema_of(function);
     let begin = format!("<|tool_call>call:{}", function["name"].as_str().unwrap_or_default());
-    let mut rules = String::new();
-    let arguments = object(&schema, &schema, name, 0, &mut rules);
-    format!(
+    let mut rules = Rules { root: &schema, text: String::new(), budget };
+    let arguments = rules.object(&schema, name, 0)?;
+    let rules = rules.text;
+    Ok(format!(
         "{name}: {} {arguments} \"<tool_call|>\"\n{rules}\
          {name}_any: {quote} {name}_text | %json {{\"type\": [\"number\", \"boolean\", \"null\"]}} | {name}_list | {name}_map\n\
          {name}_list: \"[\" ({name}_any (\",\" {name}_any)*)? \"]\"\n\
@@ -119,50 +121,94 @@ fn rule(name: &str, function: &Value) -> String {
          {name}_text[suffix={quote}]: /(?s:.*)/\n",
         literal(&begin),
         quote = literal(QUOTE)
-    )
+    ))
 }
 
 /// Deepest schema that is followed; below, anything may come.
 const SCHEMA_DEPTH: usize = 8;
 
-/// An expression for what a schema allows; rules that it needs go to `rules`, their names begin with `name`.
-fn expression(schema: &Value, root: &Value, name: &str, depth: usize, rules: &mut String) -> String {
-    let target = schema["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?));
-    let schema = target.unwrap_or(schema);
-    let call = name.split("__").next().unwrap_or(name);
-    if depth > SCHEMA_DEPTH {
-        return format!("{call}_any");
-    }
-    let json = |schema: &Value| format!("%json {}", rooted(schema, root));
-    let fixed: Option<Vec<&Value>> = match (schema["enum"].as_array(), schema.get("const")) {
-        (Some(list), _) => Some(list.iter().collect()),
-        (None, only) => only.map(|value| vec![value]),
-    };
-    if let Some(list) = fixed.filter(|list| list.iter().all(|value| !value.is_array() && !value.is_object())) {
-        let one = |value: &Value| match value.as_str() {
-            Some(text) => literal(&format!("{QUOTE}{text}{QUOTE}")),
-            None => literal(&value.to_string()),
+/// The rules that a call's arguments need.
+struct Rules<'a> {
+    /// The schema of all arguments: what others refer to is found there.
+    root: &'a Value,
+    text: String,
+    budget: &'a mut Budget,
+}
+
+impl Rules<'_> {
+    /// An expression for what a schema allows; the rules that it needs have names that begin with `name`. Each call takes
+    /// what it adds itself off the budget, so that the whole of it is counted once, and ends.
+    fn expression(&mut self, schema: &Value, name: &str, depth: usize) -> Result<String, ApiError> {
+        let root = self.root;
+        let target = schema["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?));
+        let schema = target.unwrap_or(schema);
+        let call = name.split("__").next().unwrap_or(name);
+        if depth > SCHEMA_DEPTH {
+            return self.budget.text(format!("{call}_any"));
+        }
+        let fixed: Option<Vec<&Value>> = match (schema["enum"].as_array(), schema.get("const")) {
+            (Some(list), _) => Some(list.iter().collect()),
+            (None, only) => only.map(|value| vec![value]),
         };
-        return format!("({})", list.into_iter().map(one).collect::<Vec<String>>().join(" | "));
-    }
-    for word in ["anyOf", "oneOf"] {
-        if let Some(list) = schema[word].as_array() {
-            let one = |(i, s): (usize, &Value)| expression(s, root, &format!("{name}__{i}"), depth + 1, rules);
-            return format!("({})", list.iter().enumerate().map(one).collect::<Vec<String>>().join(" | "));
+        if let Some(list) = fixed.filter(|list| list.iter().all(|value| !value.is_array() && !value.is_object())) {
+            let one = |value: &Value| match value.as_str() {
+                Some(text) => literal(&format!("{QUOTE}{text}{QUOTE}")),
+                None => literal(&value.to_string()),
+            };
+            let list = list.into_iter().map(one).collect::<Vec<String>>().join(" | ");
+            return self.budget.text(format!("({list})"));
+        }
+        for word in ["anyOf", "oneOf"] {
+            if let Some(list) = schema[word].as_array() {
+                self.budget.take(2 + list.len() * " | ".len())?;
+                let one = |(i, s): (usize, &Value)| self.expression(s, &format!("{name}__{i}"), depth + 1);
+                let list: Vec<String> = list.iter().enumerate().map(one).collect::<Result<_, _>>()?;
+                return Ok(format!("({})", list.join(" | ")));
+            }
+        }
+        match schema["type"].as_str() {
+            Some("string") => self.budget.text(format!("{} {call}_text", literal(QUOTE))),
+            Some("integer" | "number" | "boolean" | "null") => rooted(schema, root, self.budget),
+            Some("array") => {
+                let item = format!("{name}__item");
+                let (least, most) = (schema["minItems"].as_u64().unwrap_or(0), schema["maxItems"].as_u64());
+                let whole = self.budget.text(list(&item, least, most))?;
+                self.budget.take(item.len() + ": \n".len())?;
+                let inner = self.expression(&schema["items"], &item, depth + 1)?;
+                self.text.push_str(&format!("{item}: {inner}\n"));
+                Ok(whole)
+            }
+            Some("object") if schema["properties"].is_object() => self.object(schema, name, depth),
+            _ => self.budget.text(format!("{call}_any")),
         }
     }
-    match schema["type"].as_str() {
-        Some("string") => format!("{} {call}_text", literal(QUOTE)),
-        Some("integer" | "number" | "boolean" | "null") => json(schema),
-        Some("array") => {
-            let item = format!("{name}__item");
-            let inner = expression(&schema["items"], root, &item, depth + 1, rules);
-            rules.push_str(&format!("{item}: {inner}\n"));
-            let (least, most) = (schema["minItems"].as_u64().unwrap_or(0), schema["maxItems"].as_u64());
-            list(&item, least, most)
+
+    /// An object's members in the order of their names, as templates of the family write them.
+    fn object(&mut self, schema: &Value, name: &str, depth: usize) -> Result<String, ApiError> {
+        let required = |key: &str| schema["required"].as_array().is_some_and(|list| list.iter().any(|k| k == key));
+        let mut members: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
+        members.sort_by_key(|(key, _)| key.to_lowercase());
+        // Of the members from the i-th on: `first_i` where none has come, `rest_i` where a comma is due.
+        let count = members.len();
+        self.add(&format!("{name}__first_{count}: \"\"\n{name}__rest_{count}: \"\"\n"))?;
+        for (i, (key, inner)) in members.into_iter().enumerate() {
+            let next = format!("{name}__rest_{}", i + 1);
+            let member = format!("{name}__member_{i}");
+            for (kind, comma) in [("first", ""), ("rest", "\",\" ")] {
+                let without = if required(key) { String::new() } else { format!(" | {name}__{kind}_{}", i + 1) };
+                self.add(&format!("{name}__{kind}_{i}: {comma}{member} {next}{without}\n"))?;
+            }
+            let begin = self.budget.text(format!("{member}: {} ", literal(&format!("{key}:"))))?;
+            let value = self.expression(inner, &format!("{name}__{i}"), depth + 1)?;
+            self.text.push_str(&format!("{begin}{value}\n"));
         }
-        Some("object") if schema["properties"].is_object() => object(schema, root, name, depth, rules),
-        _ => format!("{call}_any"),
+        self.budget.text(format!("\"{{\" {name}__first_0 \"}}\""))
+    }
+
+    fn add(&mut self, text: &str) -> Result<(), ApiError> {
+        self.budget.take(text.len())?;
+        self.text.push_str(text);
+        Ok(())
     }
 }
 
@@ -177,27 +223,6 @@ fn list(item: &str, least: u64, most: Option<u64>) -> String {
         (0, _) => format!("\"[\" ({item} (\",\" {item}){})? \"]\"", more(0)),
         (least, _) => format!("\"[\" {item} (\",\" {item}){} \"]\"", more(least - 1)),
     }
-}
-
-/// An object's members in the order of their names, as templates of the family write them.
-fn object(schema: &Value, root: &Value, name: &str, depth: usize, rules: &mut String) -> String {
-    let required = |key: &str| schema["required"].as_array().is_some_and(|list| list.iter().any(|k| k == key));
-    let mut members: Vec<(&String, &Value)> = schema["properties"].as_object().into_iter().flatten().collect();
-    members.sort_by_key(|(key, _)| key.to_lowercase());
-    // Of the members from the i-th on: `first_i` where none has come, `rest_i` where a comma is due.
-    let count = members.len();
-    rules.push_str(&format!("{name}__first_{count}: \"\"\n{name}__rest_{count}: \"\"\n"));
-    for (i, (key, inner)) in members.into_iter().enumerate() {
-        let value = expression(inner, root, &format!("{name}__{i}"), depth + 1, rules);
-        let next = format!("{name}__rest_{}", i + 1);
-        let member = format!("{name}__member_{i}");
-        rules.push_str(&format!("{member}: {} {value}\n", literal(&format!("{key}:"))));
-        for (kind, comma) in [("first", ""), ("rest", "\",\" ")] {
-            let without = if required(key) { String::new() } else { format!(" | {name}__{kind}_{}", i + 1) };
-            rules.push_str(&format!("{name}__{kind}_{i}: {comma}{member} {next}{without}\n"));
-        }
-    }
-    format!("\"{{\" {name}__first_0 \"}}\"")
 }
 
 #[cfg(test)]

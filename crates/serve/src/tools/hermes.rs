@@ -6,7 +6,8 @@
 //! </tool_call>
 //! ```
 
-use super::{Call, Family, literal, parameters, rooted, schema_of};
+use super::{Budget, Call, Family, literal, parameters, rooted, schema_of};
+use crate::error::ApiError;
 use serde_json::{Map, Value};
 
 pub(super) const TAGS: Option<[&str; 2]> = Some(["<tool_call>", "</tool_call>"]);
@@ -45,15 +46,21 @@ pub(super) fn ends_in_string(json: &str) -> bool {
     inside
 }
 
-pub(super) fn rule(name: &str, function: &Value) -> String {
-    json_rule(name, function, "<tool_call>\n", "arguments", "\n</tool_call>")
+pub(super) fn rule(name: &str, function: &Value, budget: &mut Budget) -> Result<String, ApiError> {
+    json_rule(name, function, ["<tool_call>\n", "arguments", "\n</tool_call>"], budget)
 }
 
-/// The rule of a call in JSON, with its arguments in the member `member`.
-pub(super) fn json_rule(name: &str, function: &Value, open: &str, member: &str, close: &str) -> String {
+/// The rule of a call in JSON, between `open` and `close`, with its arguments in the member `member`.
+pub(super) fn json_rule(
+    name: &str,
+    function: &Value,
+    [open, member, close]: [&str; 3],
+    budget: &mut Budget,
+) -> Result<String, ApiError> {
     let begin = literal(&format!("{open}{{\"name\": {}, \"{member}\": ", function["name"]));
     let end = literal(&format!("}}{close}"));
     // A schema of its own, so that what it refers to is found at its root.
     let schema = schema_of(function);
-    format!("{name}: {begin} {name}_arguments {end}\n{name}_arguments: %json {}\n", rooted(&schema, &schema))
+    let call = budget.text(format!("{name}: {begin} {name}_arguments {end}\n{name}_arguments: "))?;
+    Ok(format!("{call}{}\n", rooted(&schema, &schema, budget)?))
 }

@@ -4,7 +4,8 @@
 //! {"name": "get_weather", "parameters": {"city": "Paris"}}
 //! ```
 
-use super::{Family, hermes};
+use super::{Budget, Family, hermes};
+use crate::error::ApiError;
 use serde_json::Value;
 
 pub(super) static FAMILY: Family = Family {
@@ -18,6 +19,6 @@ pub(super) static FAMILY: Family = Family {
     rule,
 };
 
-fn rule(name: &str, function: &Value) -> String {
-    hermes::json_rule(name, function, "", "parameters", "")
+fn rule(name: &str, function: &Value, budget: &mut Budget) -> Result<String, ApiError> {
+    hermes::json_rule(name, function, ["", "parameters", ""], budget)
 }

@@ -8,6 +8,7 @@
 //! How a call is written is a matter of what the model was trained on, and its chat template shows that: a row of
 //! [`FAMILIES`] each, and a file. Models whose template knows no tools are told how in a system message.
 
+mod budget;
 mod gemma;
 mod hermes;
 mod llama;
@@ -17,6 +18,7 @@ mod spelled;
 
 pub(crate) use reader::{CallReader, Piece};
 
+use self::budget::Budget;
 use crate::error::ApiError;
 use crate::grammar::Grammar;
 use serde_json::{Value, json};
@@ -39,8 +41,9 @@ pub(crate) struct Family {
     parse: fn(&str, &[Value]) -> Option<Call>,
     /// Does the beginning of a call end inside of an argument, where a closing tag closes nothing?
     in_argument: fn(&str) -> bool,
-    /// Writes the Lark rule of this name for calls, tags and all, of this tool (the object `function`).
-    rule: fn(&str, &Value) -> String,
+    /// Writes the Lark rule of this name for calls, tags and all, of this tool (the object `function`); all that it
+    /// writes is taken off the budget, and where that is used up, it is an error.
+    rule: fn(&str, &Value, &mut Budget) -> Result<String, ApiError>,
 }
 
 /// The first that fits counts; the last one fits all.
@@ -132,7 +135,10 @@ impl Tools {
     }
 
     /// What the answer must be, if there must be a call.
-    pub(crate) fn grammar(&self) -> Option<Grammar> {
+    ///
+    /// # Errors
+    /// That would be more text than a grammar may have.
+    pub(crate) fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
         let wanted = |tool: &&Value| match &self.choice {
             Choice::Auto => false,
             Choice::Required => true,
@@ -140,17 +146,21 @@ impl Tools {
         };
         let tools: Vec<&Value> = self.list.iter().filter(wanted).collect();
         if tools.is_empty() {
-            return None;
+            return Ok(None);
         }
         let more = format!("({} call){{0,{}}}", literal(self.family.between), CALLS - 1);
         let several = self.parallel && self.family.tags.is_some();
         let mut lark = format!("start: call {}\n", if several { &more } else { "" });
         let rules: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
         lark.push_str(&format!("call: {}\n", rules.join(" | ")));
+        let mut budget = Budget::new();
+        budget.take(lark.len())?;
         for (rule, tool) in rules.iter().zip(tools) {
-            lark.push_str(&(self.family.rule)(rule, &tool["function"]));
+            // What follows walks the schema, some of it more than once.
+            Budget::new().holds(&tool["function"]["parameters"])?;
+            lark.push_str(&(self.family.rule)(rule, &tool["function"], &mut budget)?);
         }
-        Some(Grammar::Lark(lark))
+        Ok(Some(Grammar::Lark(lark)))
     }
 
     /// Tells a model whose template knows no tools of them, in a system message.
@@ -212,17 +222,18 @@ fn parameters<'a>(tools: &'a [Value], name: &str) -> Option<&'a Value> {
     tools.iter().find(|tool| tool["name"] == name).map(|tool| &tool["parameters"])
 }
 
-/// A schema inside of `root`, as one of its own: what it refers to is found at its root.
-fn rooted(schema: &Value, root: &Value) -> Value {
+/// A schema inside of `root` as Lark, as one of its own: what it refers to is found at its root.
+fn rooted(schema: &Value, root: &Value, budget: &mut Budget) -> Result<String, ApiError> {
     let mut schema = schema.clone();
     if let Value::Object(members) = &mut schema {
         for name in ["$defs", "definitions"] {
             if let Some(definitions) = root.get(name) {
+                budget.holds(definitions)?;
                 members.entry(name).or_insert_with(|| definitions.clone());
             }
         }
     }
-    crate::grammar::compact(schema)
+    budget.text(format!("%json {}", crate::grammar::compact(schema)))
 }
 
 /// The schema of a tool's parameters; without any, an object without members.
@@ -271,7 +282,46 @@ mod tests {
         assert!(read(vec![tool("a")], Some(json!("none"))).is_ok_and(|t| t.is_none()));
         assert!(read(vec![], None).is_ok_and(|t| t.is_none()));
         let tools = read(vec![tool("a"), tool("b")], Some(json!("required"))).ok().flatten().expect("tools");
-        assert!(tools.grammar().is_some());
+        assert!(tools.grammar().is_ok_and(|grammar| grammar.is_some()));
+    }
+
+    /// Small schemas that stand for more text than memory holds.
+    #[test]
+    fn schemas_that_grow_without_end_are_refused_before_they_do() {
+        let keys = |count: usize, schema: Value| -> Value {
+            (0..count).map(|i| (format!("k{i}"), schema.clone())).collect::<serde_json::Map<_, _>>().into()
+        };
+        let itself = json!({"type": "object", "properties": keys(10, json!({"$ref": "#"}))});
+        let either = json!({
+            "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
+            "$defs": {"a": {"anyOf": vec![json!({"$ref": "#/$defs/a"}); 10]}},
+        });
+        let definitions = json!({
+            "type": "object", "properties": keys(500, json!({"type": "integer"})), "$defs": {"a": "x".repeat(30_000)},
+        });
+        let large = json!({"type": "object", "description": "x".repeat(crate::grammar::BYTES)});
+        let usual = json!({"type": "object", "properties": keys(20, json!({"type": "integer"}))});
+        let cases: [(&Family, &Value); 8] = [
+            (&gemma::FAMILY, &itself),
+            (&gemma::FAMILY, &either),
+            (&gemma::FAMILY, &definitions),
+            (&gemma::FAMILY, &large),
+            (&qwen_coder::FAMILY, &definitions),
+            (&qwen_coder::FAMILY, &large),
+            (&hermes::FAMILY, &large),
+            (&llama::FAMILY, &large),
+        ];
+        let grammar = |family: &'static Family, schema: &Value| {
+            let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+            let tools = Tools::read(family, vec![tool], Some(json!("required")), true);
+            tools.ok().flatten().expect("tools").grammar()
+        };
+        for (family, schema) in cases {
+            let family = FAMILIES.into_iter().find(|f| std::ptr::eq(*f, family)).expect("one of them");
+            let error = grammar(family, schema).expect_err("too large");
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tools")));
+            assert!(grammar(family, &usual).is_ok());
+        }
     }
 
     /// Whatever a demanded call may be, the family's own reader reads it: random walks through the grammar.
@@ -295,8 +345,8 @@ mod tests {
                 let tools =
                     Tools::read(family, tools.to_vec(), Some(choice.clone()), true).ok().flatten().expect("tools");
                 for seed in 0..6 {
-                    let text =
-                        crate::grammar::walk(tools.grammar().expect("a grammar"), 97 * seed + number as u64, closer);
+                    let grammar = tools.grammar().ok().flatten().expect("a grammar");
+                    let text = crate::grammar::walk(grammar, 97 * seed + number as u64, closer);
                     let mut reader = tools.reader();
                     let mut pieces: Vec<Piece> = text.split_inclusive(' ').flat_map(|part| reader.push(part)).collect();
                     pieces.extend(reader.finish());

@@ -10,7 +10,8 @@
 //! </tool_call>
 //! ```
 
-use super::{Call, Family, hermes, literal, parameters, rooted, schema_of};
+use super::{Budget, Call, Family, hermes, literal, parameters, rooted, schema_of};
+use crate::error::ApiError;
 use serde_json::{Map, Value};
 
 pub(super) static FAMILY: Family = Family {
@@ -74,7 +75,7 @@ fn in_argument(text: &str) -> bool {
     }
 }
 
-fn rule(name: &str, function: &Value) -> String {
+fn rule(name: &str, function: &Value, budget: &mut Budget) -> Result<String, ApiError> {
     let schema = schema_of(function);
     let required = |key: &str| schema["required"].as_array().is_some_and(|list| list.iter().any(|k| k == key));
     let begin = format!("<tool_call>\n<function={}>\n", function["name"].as_str().unwrap_or_default());
@@ -82,22 +83,26 @@ fn rule(name: &str, function: &Value) -> String {
     let mut rules = String::new();
     for (i, (key, inner)) in schema["properties"].as_object().into_iter().flatten().enumerate() {
         let rule = format!("{name}_{i}");
-        whole.push_str(&format!(" {rule}{}", if required(key) { "" } else { "?" }));
+        whole.push_str(&budget.text(format!(" {rule}{}", if required(key) { "" } else { "?" }))?);
         let (begin, end) = (literal(&format!("<parameter={key}>\n")), literal(&format!("{VALUE_END}\n")));
         let texts = inner["enum"].as_array().filter(|_| is_text(inner));
-        rules.push_str(&match texts {
+        let parameter = match texts {
             Some(texts) => {
                 let texts: Vec<String> = texts.iter().filter_map(Value::as_str).map(literal).collect();
-                format!("{rule}: {begin} ({}) {end}\n", texts.join(" | "))
+                budget.text(format!("{rule}: {begin} ({}) {end}\n", texts.join(" | ")))?
             }
             // Free text ends with the first closing tag, so whatever is longer than it may be is cut by the model alone.
             None if is_text(inner) => {
-                format!("{rule}: {begin} {rule}_text\n{rule}_text[suffix={end}]: /(?s:.*)/\n")
+                budget.text(format!("{rule}: {begin} {rule}_text\n{rule}_text[suffix={end}]: /(?s:.*)/\n"))?
             }
-            None => format!("{rule}: {begin} {rule}_json {end}\n{rule}_json: %json {}\n", rooted(inner, &schema)),
-        });
+            None => {
+                let parameter = budget.text(format!("{rule}: {begin} {rule}_json {end}\n{rule}_json: "))?;
+                format!("{parameter}{}\n", rooted(inner, &schema, budget)?)
+            }
+        };
+        rules.push_str(&parameter);
     }
-    format!("{whole} {}\n{rules}", literal("</function>\n</tool_call>"))
+    Ok(format!("{whole} {}\n{rules}", literal("</function>\n</tool_call>")))
 }
 
 #[cfg(test)]
