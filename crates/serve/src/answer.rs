@@ -8,19 +8,18 @@
 
 use crate::error::ApiError;
 use crate::generation::{Generation, Reason, Usage};
-use crate::keys::Charge;
 use crate::metrics::Outcome;
 use crate::model::Model;
 use crate::reasoning::{Reader, Split};
 use crate::runner::{Command, Failure, RequestNumber, Update, What};
 use crate::score::Scored;
 use crate::story::Story;
+use crate::tools::CallReader;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 use zinc_engine::Finish;
 use zinc_text::{StopMatcher, StreamDecoder, TextStart, Tokenizer};
@@ -48,6 +47,8 @@ struct Choice {
     decoder: StreamDecoder<Arc<Tokenizer>>,
     reader: Option<Reader>,
     matcher: StopMatcher,
+    /// Ends it with its first call.
+    first_call: Option<CallReader>,
     ended: bool,
 }
 
@@ -76,10 +77,6 @@ pub(crate) struct Answer {
     ready: VecDeque<Result<Delta, ApiError>>,
     story: Story,
     outcome: Outcome,
-    /// What it uses.
-    _charge: Arc<Charge>,
-    /// Its place in the queue, for as long as it lives.
-    _room: OwnedSemaphorePermit,
 }
 
 /// What an answer is made of besides the generation.
@@ -87,8 +84,6 @@ pub(crate) struct Line {
     pub(crate) number: RequestNumber,
     pub(crate) updates: Receiver<Update>,
     pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) room: OwnedSemaphorePermit,
-    pub(crate) charge: Arc<Charge>,
     pub(crate) story: Story,
 }
 
@@ -105,11 +100,12 @@ impl Answer {
             decoder: StreamDecoder::new(model.tokenizer.clone(), start, false),
             reader: generation.reasoning.clone(),
             matcher: stops.clone(),
+            first_call: generation.first_call.clone(),
             ended: false,
         };
         let choices: Vec<Choice> = (0..generation.choices()).map(choice).collect();
         let prompt = generation.prompts.iter().map(|p| p.len() as u64).sum();
-        let Line { number, updates, commands, room, charge, story } = line;
+        let Line { number, updates, commands, story } = line;
         Ok(Answer {
             number,
             updates,
@@ -124,8 +120,6 @@ impl Answer {
             ready: VecDeque::new(),
             story,
             outcome: Outcome::Abort,
-            _charge: charge,
-            _room: room,
         })
     }
 
@@ -210,9 +204,13 @@ impl Answer {
                 let before = this.reader.as_ref().is_some_and(Reader::inside);
                 let Split { reasoning, text } = this.split(piece);
                 self.usage.reasoning += u64::from(before);
-                // Stop strings end answers; reasoning may hold them.
+                // Stop strings and calls end answers; reasoning may hold them.
                 let stopped = this.matcher.push(&text);
-                let end = stopped.stop.map(|_| Reason::Stop);
+                let called = this.first_call.as_mut().is_some_and(|reader| {
+                    reader.push(&stopped.text);
+                    reader.calls() > 0
+                });
+                let end = (stopped.stop.is_some() || called).then_some(Reason::Stop);
                 if end.is_some() {
                     // One that has ended by itself meanwhile is nothing to the runner.
                     self.commands.send(Command::Stop { number: self.number, choice }).ok();

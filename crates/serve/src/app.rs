@@ -11,6 +11,7 @@ use crate::metrics::Metrics;
 use crate::model::{Model, unix_seconds};
 use crate::pace::Pace;
 use crate::recovery::Lost;
+use crate::room::Room;
 use crate::runner::{Command, Snapshot, most_updates};
 use crate::story::Story;
 use crate::tls::Certificate;
@@ -18,7 +19,7 @@ use crate::trace::Tracer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::time::Instant;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use zinc_text::TextStart;
 
 /// A server's state.
@@ -40,9 +41,8 @@ pub(crate) struct App {
     commands: mpsc::Sender<Command>,
     /// Where spans go, if they are wanted; set once the runtime is there.
     pub(crate) tracer: OnceLock<Tracer>,
-    /// One permit for each sequence that may run or wait.
-    room: Arc<Semaphore>,
-    most: usize,
+    /// For sequences that run or wait.
+    room: Room,
     next: AtomicU64,
     ending: AtomicBool,
 }
@@ -50,8 +50,6 @@ pub(crate) struct App {
 impl App {
     /// `local`: the host it listens on, if none but this machine is to reach it.
     pub(crate) fn new(config: &Config, local: Option<String>, shared: Shared, commands: mpsc::Sender<Command>) -> App {
-        // tokio's own limit is beyond what memory could hold.
-        let most = config.most_sequences.clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         App {
             keys: RwLock::new(config.keys.clone()),
             accounts: Accounts::new(config.ledger.clone()),
@@ -66,8 +64,7 @@ impl App {
             model: OnceLock::new(),
             commands,
             tracer: OnceLock::new(),
-            room: Arc::new(Semaphore::new(most)),
-            most,
+            room: Room::new(config.most_sequences.max(1)),
             next: AtomicU64::new(1),
             ending: AtomicBool::new(false),
         }
@@ -144,12 +141,7 @@ impl App {
 
     /// Is the queue full?
     pub(crate) fn is_full(&self) -> bool {
-        self.room.available_permits() == 0
-    }
-
-    /// Most sequences that run or wait.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+        self.room.is_full()
     }
 
     /// Does a prompt of so many tokens fit, and what is asked for?
@@ -162,13 +154,53 @@ impl App {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Hands a request to the engine.
+    /// Admits a request and hands it to the engine.
     pub(crate) fn generate(
+        &self,
+        visit: &Visit,
+        model: &Model,
+        generation: Generation,
+        start: TextStart,
+    ) -> Result<Answer, ApiError> {
+        generation.prompts.iter().try_for_each(|prompt| self.fits(model, prompt.len(), generation.predict))?;
+        let choices = generation.choices();
+        let charge = self.admit(visit, choices, choices, generation.tokens())?;
+        self.submit(visit, model, generation, start, charge)
+    }
+
+    /// Admits a request of `least` to `wanted` sequences at the same time, and of so many tokens: they are its, and it has
+    /// room, until nobody holds the charge any more.
+    pub(crate) fn admit(
+        &self,
+        visit: &Visit,
+        least: usize,
+        wanted: usize,
+        tokens: u64,
+    ) -> Result<Arc<Charge>, ApiError> {
+        let most = self.room.most();
+        if least > most {
+            let message = format!("{least} answers are asked for, but this server takes {most} at most");
+            return Err(ApiError::parameter("n", message));
+        }
+        let share = self.share(&visit.caller.rules);
+        let seats = self.room.enter(visit.caller.account.number, share, least, wanted).ok_or_else(|| {
+            self.metrics.shed.add(1);
+            // When a quarter of all that run and wait have ended, there is room for others too.
+            ApiError::overloaded(self.pace.wait(least.max(most / 4)))
+        })?;
+        let ledger = self.accounts.ledger().cloned();
+        let charge = Charge::new(&visit.caller, ledger, visit.request.to_string(), seats, least, tokens);
+        charge.map(Arc::new).map_err(|refusal| ApiError::refused(&refusal, &self.pace))
+    }
+
+    /// Hands a request that has been admitted, or a part of it, to the engine.
+    pub(crate) fn submit(
         &self,
         visit: &Visit,
         model: &Model,
         mut generation: Generation,
         start: TextStart,
+        charge: Arc<Charge>,
     ) -> Result<Answer, ApiError> {
         let arrived = Instant::now();
         generation.share = visit.caller.share(generation.share.priority);
@@ -176,21 +208,10 @@ impl App {
         for prompt in &generation.prompts {
             updates += most_updates(room_for(model, prompt.len(), generation.predict)?) * generation.n;
         }
-        let choices = generation.choices();
-        if choices > self.most {
-            let message = format!("{choices} answers are asked for, but this server takes {} at most", self.most);
-            return Err(ApiError::parameter("n", message));
-        }
-        let room = self.enter(&visit.caller, choices)?;
-        let (ledger, reserved) = (self.accounts.ledger().cloned(), generation.tokens());
-        let charge = Charge::new(&visit.caller, ledger, visit.request.to_string(), choices as u64, reserved)
-            .map_err(|refusal| ApiError::refused(&refusal, &self.pace))?;
-        let charge = Arc::new(charge);
         let (sender, receiver) = tokio::sync::mpsc::channel(updates.clamp(1, Semaphore::MAX_PERMITS));
         let number = self.next_number();
         let story = Story::new(visit, model, &generation, self.tracer.get().cloned());
-        let line =
-            Line { number, updates: receiver, commands: self.commands.clone(), room, charge: charge.clone(), story };
+        let line = Line { number, updates: receiver, commands: self.commands.clone(), story };
         let answer = Answer::new(model, &generation, start, line)?;
         let end_tokens = model.end_tokens.clone();
         let generation = Box::new(generation);
@@ -199,26 +220,11 @@ impl App {
         Ok(answer)
     }
 
-    /// Room for so many sequences of a caller.
-    fn enter(&self, caller: &Caller, choices: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let shed = || {
-            self.metrics.shed.add(1);
-            // When a quarter of all that run and wait have ended, there is room for others too.
-            ApiError::overloaded(self.pace.wait(choices.max(self.most / 4)))
-        };
-        // The last quarter is for those who have less than their share.
-        let crowded = self.room.available_permits().saturating_sub(choices) * 4 < self.most;
-        if crowded && caller.account.sequences() as usize + choices > self.share(&caller.rules) {
-            return Err(shed());
-        }
-        self.room.clone().try_acquire_many_owned(choices as u32).map_err(|_| shed())
-    }
-
     /// What these rules give of all room, if everyone who has a key wants some.
     fn share(&self, rules: &Rules) -> usize {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let all = keys.weights().max(u64::from(rules.weight));
-        (self.most as u64 * u64::from(rules.weight)).div_ceil(all) as usize
+        (self.room.most() as u64 * u64::from(rules.weight)).div_ceil(all) as usize
     }
 }
 

@@ -110,7 +110,7 @@ impl ApiError {
         ApiError { code: Some("queue_full"), retry_after: Some(seconds), ..error }
     }
 
-    /// 429: the key may not have more now. `pace`: how long until some of what it has ends.
+    /// 429: the key may not have more now; 400: it never may. `pace`: how long until some of what it has ends.
     pub(crate) fn refused(refusal: &Refusal, pace: &Pace) -> ApiError {
         let limited = |kind, message: String, seconds| {
             let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, kind, Some("rate_limit_exceeded"), message);
@@ -131,6 +131,13 @@ impl ApiError {
             Refusal::Parallel { limit } => {
                 let message = format!("the key may have {limit} answers at the same time; wait for one to end");
                 limited("requests", message, pace.wait(1))
+            }
+            Refusal::Never { limit, asked } => {
+                let message = format!(
+                    "{asked} answers are asked for, but the key may have {limit} at the same time; ask for fewer in one \
+                     request"
+                );
+                ApiError::parameter("n", message)
             }
             Refusal::Quota { period, limit, used, asked, wait } => {
                 let message = format!(

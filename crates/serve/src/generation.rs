@@ -2,6 +2,7 @@
 
 use crate::pooling::Pooling;
 use crate::reasoning::{Guide, Reader};
+use crate::tools::CallReader;
 use std::sync::Arc;
 use zinc_engine::{Sampling, Share};
 
@@ -25,6 +26,8 @@ pub(crate) struct Generation {
     pub(crate) guide: Option<Guide>,
     /// Tells reasoning apart from answers.
     pub(crate) reasoning: Option<Reader>,
+    /// Answers end with the first call that this one finds.
+    pub(crate) first_call: Option<CallReader>,
     /// Answers begin with their prompt: this text, per prompt.
     pub(crate) echo: Option<Vec<String>>,
     /// Whom they are for, and how urgent they are; requests say the priority that they ask for.

@@ -27,6 +27,7 @@ mod places;
 mod pooling;
 mod reasoning;
 mod recovery;
+mod room;
 mod runner;
 mod score;
 mod signals;

@@ -359,8 +359,7 @@ impl Runner {
         let failure = Failure::Engine(error.to_string());
         for id in self.engine.recover() {
             if let Some(live) = self.live.remove(&id) {
-                live.send(What::Failed(failure.clone()));
-                self.count(&live, Outcome::Error);
+                self.end(live, Outcome::Error, What::Failed(failure.clone()));
             }
         }
     }
@@ -441,17 +440,24 @@ impl Runner {
             }
             Event::Finished { reason, .. } => {
                 let reason = live.embedding().map_or(reason, |there| if there { reason } else { Finish::NoNumbers });
-                live.send(What::Finished(reason));
                 let outcome = match reason {
                     Finish::EndToken(_) => Outcome::Stop,
                     Finish::Length | Finish::ContextFull { .. } => Outcome::Length,
                     Finish::NoNumbers | Finish::NoneAllowed => Outcome::Error,
                 };
                 if let Some(live) = self.live.remove(&id) {
-                    self.count(&live, outcome);
+                    self.end(live, outcome, What::Finished(reason));
                 }
             }
         }
+    }
+
+    /// Counts an answer that has ended, and says how it did. What it held is free by then, also if nobody reads that.
+    fn end(&self, live: Live, outcome: Outcome, how: What) {
+        self.count(&live, outcome);
+        let Live { updates, choice, charge, .. } = live;
+        drop(charge);
+        send(&updates, choice, how);
     }
 
     /// Counts an answer that has ended.
@@ -472,8 +478,7 @@ impl Runner {
     fn fail_all(&mut self, failure: &Failure) {
         for (id, live) in std::mem::take(&mut self.live) {
             self.engine.cancel(id);
-            live.send(What::Failed(failure.clone()));
-            self.count(&live, Outcome::Error);
+            self.end(live, Outcome::Error, What::Failed(failure.clone()));
         }
     }
 

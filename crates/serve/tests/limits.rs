@@ -182,7 +182,8 @@ fn a_key_may_have_so_many_tokens_in_a_minute_and_in_all() {
     let long = json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": true});
     let mut one = with_key("sk-c", &long).send(server.address);
     one.event().expect("it has begun");
-    assert_eq!(ask(&server, "sk-c", &json!({"prompt": "x", "n": 2, "max_tokens": 1})).status, 429);
+    assert_eq!(ask(&server, "sk-c", &quick(1)).status, 429);
+    assert_eq!(ask(&server, "sk-c", &json!({"prompt": "x", "n": 2, "max_tokens": 1})).status, 400, "it never may");
     one.events();
     server.wait_until("it is over", |s| ask(s, "sk-c", &quick(1)).status == 200);
 }
@@ -247,6 +248,50 @@ fn one_key_cannot_have_all_places() {
     assert_eq!(ask(&server, "sk-a2", &quick(1)).json()["error"]["code"], "queue_full");
     let other = with_key("sk-b", &endless(true)).send(server.address);
     assert_eq!(other.status, 200, "the last quarter is for those who have less than their share");
+}
+
+#[test]
+fn more_than_a_share_is_given_to_whoever_is_alone_and_more_than_can_be_never() {
+    let others: String = (0..7).map(|i| format!("\nsk-{i} name=k{i}")).collect();
+    let server =
+        keyed(Setup { parallel: 2, queue: 6, ..USUAL }, &format!("sk-a name=a\nsk-b name=b parallel=2{others}"));
+    let several = |n: u32| json!({"prompt": "x", "max_tokens": 3, "ignore_eos": true, "n": n});
+    assert_eq!(ask(&server, "sk-a", &several(8)).status, 200, "nobody else is there");
+    for (key, n) in [("sk-a", 9), ("sk-b", 3)] {
+        let reply = ask(&server, key, &several(n));
+        assert_eq!((reply.status, reply.json()["error"]["param"].as_str()), (400, Some("n")), "no time helps");
+    }
+    assert_eq!(ask(&server, "sk-b", &several(2)).status, 200);
+}
+
+#[test]
+fn embeddings_are_one_request_however_many_they_are() {
+    let server = keyed(USUAL, "sk-a name=a parallel=8\nsk-b name=b tokens=100");
+    let embed = |key: &str, count: usize| {
+        let body = json!({"input": vec![json!([5, 6, 7]); count]}).to_string();
+        let request = Request::new("POST", "/v1/embeddings").header("Authorization", &format!("Bearer {key}"));
+        request.body(body).send(server.address).finish()
+    };
+    let reply = embed("sk-a", 70);
+    assert_eq!(reply.ok()["data"].as_array().map(Vec::len), Some(70), "eight at a time");
+    let before = metric(&server, "sk-a", "vllm:prompt_tokens_total{model_name=\"tiny\"}");
+    assert_eq!(embed("sk-b", 70).status, 429);
+    let after = metric(&server, "sk-a", "vllm:prompt_tokens_total{model_name=\"tiny\"}");
+    assert_eq!(before, after, "nothing is computed and thrown away");
+    assert_eq!(embed("sk-b", 30).status, 200, "nor billed");
+}
+
+#[test]
+fn who_does_not_read_holds_no_place_once_all_is_computed() {
+    let server = keyed(Setup { parallel: 1, queue: 0, ..LONG }, "sk-a name=a parallel=1\nsk-b name=b");
+    // More than the connection takes by itself.
+    let long = json!({"prompt": "x", "max_tokens": 12_000, "ignore_eos": true, "stream": true});
+    let mut lazy = with_key("sk-a", &long).send(server.address);
+    lazy.event().expect("it has begun");
+    for key in ["sk-b", "sk-a"] {
+        server.wait_until("all is computed, and there is room", |s| ask(s, key, &quick(3)).status == 200);
+    }
+    assert_eq!(lazy.events().last().expect("an event")["choices"][0]["finish_reason"], "length");
 }
 
 #[test]

@@ -117,6 +117,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),
         guide: None,
         reasoning: None,
+        first_call: tools.as_ref().and_then(Tools::first_call),
         echo: None,
         share: parameters::share(&mut fields)?,
         pooling: None,

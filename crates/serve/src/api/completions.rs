@@ -101,6 +101,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),
         guide: None,
         reasoning: None,
+        first_call: None,
         echo: None,
         share: parameters::share(&mut fields)?,
         pooling: None,

@@ -23,7 +23,7 @@ use zinc_text::TextStart;
 /// Most inputs of a request: OpenAI's own limit.
 const INPUTS: usize = 2048;
 
-/// Inputs that wait in the queue at the same time: a request with many leaves room for others.
+/// Most inputs that wait in the queue at the same time: a request with many leaves room for others.
 const GROUP: usize = 32;
 
 /// How numbers are written.
@@ -86,11 +86,15 @@ pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: R
     let (name, pooling, form, dimensions, share, inputs) = aside(prepare).await?;
     // One that does not fit is found before the others are computed.
     inputs.iter().try_for_each(|input| app.fits(&model, input.len(), Some(0)))?;
+    let reserved = inputs.iter().map(|input| input.len() as u64).sum();
+    // All groups are one request, which keeps its room from one to the next: it is refused as a whole, or not at all.
+    let charge = app.admit(&visit, 1, GROUP.min(inputs.len()), reserved)?;
     let mut vectors = vec![];
     let mut tokens = 0;
-    for group in inputs.chunks(GROUP.min(app.most())) {
-        let mut answer = app.generate(&visit, &model, generation(group, pooling, share), TextStart::Beginning)?;
-        let mut found = vec![None; group.len()];
+    for group in inputs.chunks(charge.sequences()) {
+        let (count, group) = (group.len(), generation(group, pooling, share));
+        let mut answer = app.submit(&visit, &model, group, TextStart::Beginning, charge.clone())?;
+        let mut found = vec![None; count];
         while let Some(delta) = answer.next().await {
             let delta = delta?;
             found[delta.choice] = delta.embedding.or(found[delta.choice].take());
@@ -148,6 +152,7 @@ fn generation(inputs: &[Arc<[u32]>], pooling: Pooling, share: Share) -> Generati
         logprobs: None,
         guide: None,
         reasoning: None,
+        first_call: None,
         echo: None,
         share,
         pooling: Some(pooling),

@@ -86,6 +86,8 @@ pub(crate) enum Refusal {
     Quota { period: &'static str, limit: u64, used: u64, asked: u64, wait: Option<Duration> },
     /// Too many sequences at the same time.
     Parallel { limit: u64 },
+    /// More sequences in one request than there may ever be.
+    Never { limit: u64, asked: u64 },
 }
 
 impl Accounts {
@@ -122,11 +124,6 @@ impl Accounts {
 }
 
 impl Account {
-    /// Running and waiting sequences.
-    pub(crate) fn sequences(&self) -> u64 {
-        lock(&self.state).sequences
-    }
-
     /// A request has ended: `reserved` tokens become `used` ones. `taken`: what it took of a limit per minute.
     pub(super) fn settle(&self, sequences: u64, reserved: u64, used: u64, taken: Option<Taken>) {
         let mut state = lock(&self.state);
@@ -159,12 +156,19 @@ impl Caller {
         taken.map(|_| ()).map_err(|wait| Refusal::Requests { limit, wait })
     }
 
-    /// Takes what a request may need at most: so many sequences and, all together, tokens. Gives what was taken of a limit
-    /// per minute.
-    pub(super) fn reserve(&self, sequences: u64, tokens: u64) -> Result<Option<Taken>, Refusal> {
+    /// Takes what a request may need at most: `least` to `wanted` sequences and, all together, tokens. Gives the number of
+    /// sequences, and what was taken of a limit per minute.
+    pub(super) fn reserve(&self, least: u64, wanted: u64, tokens: u64) -> Result<(u64, Option<Taken>), Refusal> {
         let mut state = lock(&self.account.state);
-        if let Some(limit) = self.rules.parallel.filter(|limit| state.sequences + sequences > *limit) {
-            return Err(Refusal::Parallel { limit });
+        let mut sequences = wanted;
+        if let Some(limit) = self.rules.parallel {
+            sequences = wanted.min(limit.saturating_sub(state.sequences));
+            if least > limit {
+                return Err(Refusal::Never { limit, asked: least });
+            }
+            if sequences < least {
+                return Err(Refusal::Parallel { limit });
+            }
         }
         self.quotas(&state, tokens)?;
         let taken = self.rules.tokens_per_minute.map(|limit| {
@@ -174,7 +178,7 @@ impl Caller {
         let taken = taken.transpose()?;
         state.sequences += sequences;
         state.reserved += tokens;
-        Ok(taken)
+        Ok((sequences, taken))
     }
 
     fn quotas(&self, state: &State, asked: u64) -> Result<(), Refusal> {
@@ -246,6 +250,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::super::Charge;
     use super::*;
+    use crate::room::Room;
+
+    fn charge(caller: &Caller, sequences: usize, tokens: u64) -> Result<Charge, Refusal> {
+        let seats = Room::new(100).enter(1, 100, sequences, sequences).expect("there is room");
+        Charge::new(caller, None, String::new(), seats, sequences, tokens)
+    }
 
     fn caller(limits: &str) -> Caller {
         let mut rules = Rules::named("a");
@@ -256,23 +266,27 @@ mod tests {
     #[test]
     fn what_is_reserved_counts_until_it_is_known_what_was_used() {
         let a = caller("tokens=100 parallel=3");
-        let charge = Charge::new(&a, None, String::new(), 2, 60).expect("there is room");
-        assert_eq!(Charge::new(&a, None, String::new(), 2, 1).err(), Some(Refusal::Parallel { limit: 3 }));
-        let refusal = Charge::new(&a, None, String::new(), 1, 41).err();
+        let first = charge(&a, 2, 60).expect("there is room");
+        assert_eq!(charge(&a, 2, 1).err(), Some(Refusal::Parallel { limit: 3 }));
+        assert_eq!(charge(&a, 4, 1).err(), Some(Refusal::Never { limit: 3, asked: 4 }));
+        let seats = Room::new(100).enter(1, 100, 1, 32).expect("there is room");
+        let rest = Charge::new(&a, None, String::new(), seats, 1, 1).map(|charge| charge.sequences());
+        assert_eq!(rest, Ok(1), "as many as may be");
+        let refusal = charge(&a, 1, 41).err();
         assert_eq!(refusal, Some(Refusal::Quota { period: "all", limit: 100, used: 60, asked: 41, wait: None }));
-        charge.started(20, 0);
-        (0..10).for_each(|_| charge.token());
-        drop(charge);
-        assert_eq!(a.account.sequences(), 0);
-        assert!(Charge::new(&a, None, String::new(), 1, 71).is_err());
-        let rest = Charge::new(&a, None, String::new(), 1, 70);
+        first.started(20, 0);
+        (0..10).for_each(|_| first.token());
+        drop(first);
+        assert_eq!(lock(&a.account.state).sequences, 0);
+        assert!(charge(&a, 1, 71).is_err());
+        let rest = charge(&a, 1, 70);
         assert!(rest.is_ok(), "30 of 100 were used");
     }
 
     #[test]
     fn periods_begin_anew_and_say_when() {
         let a = caller("tokens-per-day=10 tokens-per-month=12");
-        let refused = |asked| Charge::new(&a, None, String::new(), 1, asked).err();
+        let refused = |asked| charge(&a, 1, asked).err();
         assert!(
             matches!(refused(11), Some(Refusal::Quota { period: "a day", wait: Some(w), .. }) if w.as_secs() <= 86_400)
         );
@@ -290,13 +304,13 @@ mod tests {
         assert!(caller("").headers().is_empty() && caller("").admit().is_ok());
         assert!(a.admit().is_ok() && a.admit().is_ok());
         assert!(matches!(a.admit(), Err(Refusal::Requests { limit: 2, wait }) if wait <= Duration::from_secs(30)));
-        let charge = Charge::new(&a, None, String::new(), 1, 900).expect("there is room");
-        let refusal = Charge::new(&a, None, String::new(), 1, 500).err();
+        let first = charge(&a, 1, 900).expect("there is room");
+        let refusal = charge(&a, 1, 500).err();
         assert!(
             matches!(refusal, Some(Refusal::Tokens { limit: 1000, asked: 500, wait }) if wait <= Duration::from_secs(24))
         );
-        charge.started(100, 0);
-        drop(charge);
+        first.started(100, 0);
+        drop(first);
         let headers: HashMap<&str, String> = a.headers().into_iter().collect();
         assert_eq!((&*headers["x-ratelimit-limit-requests"], &*headers["x-ratelimit-remaining-requests"]), ("2", "0"));
         assert!(headers["x-ratelimit-remaining-tokens"].parse::<u64>().expect("a number") >= 900);

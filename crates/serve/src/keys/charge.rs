@@ -4,18 +4,20 @@ use super::account::{Caller, Refusal};
 use super::ledger::{Entry, Ledger};
 use super::rate::Taken;
 use crate::model::unix_seconds;
+use crate::room::Seats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A request's bill. Whoever works on the request holds it; when the last one lets go, it is settled and entered.
+/// A request's bill, and its room. Whoever works on the request holds it, not who reads what comes of it; when the last one
+/// lets go, it is settled and entered.
 #[derive(Debug)]
 pub(crate) struct Charge {
     caller: Caller,
     ledger: Option<Arc<Ledger>>,
     /// The request's own name.
     request: String,
-    sequences: u64,
+    seats: Seats,
     reserved: u64,
     /// What it took of a limit per minute.
     taken: Option<Taken>,
@@ -29,18 +31,26 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Reserves what a request needs at most: so many sequences and, all together, tokens.
+    /// Reserves what a request needs at most: sequences at the same time, `least` of them or as many more as there are seats
+    /// and the caller may have, and tokens, all together.
     pub(crate) fn new(
         caller: &Caller,
         ledger: Option<Arc<Ledger>>,
         request: String,
-        sequences: u64,
+        mut seats: Seats,
+        least: usize,
         reserved: u64,
     ) -> Result<Charge, Refusal> {
-        let taken = caller.reserve(sequences, reserved)?;
+        let (sequences, taken) = caller.reserve(least as u64, seats.count() as u64, reserved)?;
+        seats.keep(sequences as usize);
         let [prompt, cached, completion, time, energy] = [(); 5].map(|()| AtomicU64::new(0));
         let caller = caller.clone();
-        Ok(Charge { caller, ledger, request, sequences, reserved, taken, prompt, cached, completion, time, energy })
+        Ok(Charge { caller, ledger, request, seats, reserved, taken, prompt, cached, completion, time, energy })
+    }
+
+    /// Sequences that it may have at the same time.
+    pub(crate) fn sequences(&self) -> usize {
+        self.seats.count()
     }
 
     /// A prompt runs; so many of its tokens need not be computed.
@@ -66,7 +76,7 @@ impl Drop for Charge {
         let all = [&self.prompt, &self.cached, &self.completion, &self.time, &self.energy];
         let [prompt, cached, completion, time, energy] = all.map(|counter| counter.load(Relaxed));
         let account = &self.caller.account;
-        account.settle(self.sequences, self.reserved, prompt + completion, self.taken);
+        account.settle(self.sequences() as u64, self.reserved, prompt + completion, self.taken);
         if prompt == 0 {
             return; // It has never run.
         }

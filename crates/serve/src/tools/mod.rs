@@ -131,7 +131,13 @@ impl Tools {
 
     /// A reader of answers.
     pub(crate) fn reader(&self) -> CallReader {
-        CallReader::new(self.family, self.list.iter().map(|tool| tool["function"].clone()).collect())
+        let tools = self.list.iter().map(|tool| tool["function"].clone()).collect();
+        CallReader::new(self.family, tools, !self.parallel)
+    }
+
+    /// What finds the call that ends an answer, if there may be one only.
+    pub(crate) fn first_call(&self) -> Option<CallReader> {
+        (!self.parallel).then(|| self.reader())
     }
 
     /// What the answer must be, if there must be a call.

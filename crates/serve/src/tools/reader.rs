@@ -28,11 +28,14 @@ pub(crate) struct CallReader {
     searched: usize,
     inside: bool,
     calls: usize,
+    /// Nothing counts behind the first call.
+    single: bool,
 }
 
 impl CallReader {
-    pub(super) fn new(family: &'static Family, tools: Arc<[Value]>) -> CallReader {
-        CallReader { family, tools, held: String::new(), searched: 0, inside: false, calls: 0 }
+    /// `single`: nothing counts behind the first call.
+    pub(super) fn new(family: &'static Family, tools: Arc<[Value]>, single: bool) -> CallReader {
+        CallReader { family, tools, held: String::new(), searched: 0, inside: false, calls: 0, single }
     }
 
     /// Calls so far.
@@ -40,10 +43,18 @@ impl CallReader {
         self.calls
     }
 
+    /// Has all come that counts?
+    fn is_over(&self) -> bool {
+        self.single && self.calls > 0
+    }
+
     /// Takes the next part of the text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
-        self.held.push_str(text);
         let mut pieces = vec![];
+        if self.is_over() {
+            return pieces;
+        }
+        self.held.push_str(text);
         let Some([open, close]) = self.family.tags else {
             // A call is the whole answer, and begins with a brace.
             let start = self.held.trim_start();
@@ -73,6 +84,10 @@ impl CallReader {
                 pieces.push(Piece::Text(format!("{open}{before}{close}")));
             }
             self.inside = !self.inside;
+            if self.is_over() {
+                self.held.clear();
+                return pieces;
+            }
         }
         if !self.inside {
             // White space before a call is no part of an answer, so it waits too.
@@ -92,7 +107,8 @@ impl CallReader {
             Some([open, _]) if self.inside => vec![Piece::Text(format!("{open}{held}"))],
             Some(_) if self.calls > 0 && held.trim().is_empty() => vec![],
             None if !self.inside => {
-                let values = serde_json::Deserializer::from_str(&held).into_iter::<Value>();
+                let most = if self.single { 1 } else { usize::MAX };
+                let values = serde_json::Deserializer::from_str(&held).into_iter::<Value>().take(most);
                 let texts: Option<Vec<String>> = values.map(|v| v.ok().map(|v| v.to_string())).collect();
                 let calls: Option<Vec<Piece>> =
                     texts.filter(|t| !t.is_empty()).and_then(|all| all.iter().map(|text| self.call(text)).collect());
@@ -126,7 +142,11 @@ mod tests {
     use serde_json::json;
 
     fn read(family: &'static Family, text: &str, cut: usize) -> (String, Vec<(String, String)>) {
-        let mut reader = CallReader::new(family, ["f", "g"].map(|name| json!({"name": name})).to_vec().into());
+        read_some(family, text, cut, false)
+    }
+
+    fn read_some(family: &'static Family, text: &str, cut: usize, single: bool) -> (String, Vec<(String, String)>) {
+        let mut reader = CallReader::new(family, ["f", "g"].map(|name| json!({"name": name})).to_vec().into(), single);
         let letters: Vec<char> = text.chars().collect();
         let mut pieces: Vec<Piece> =
             letters.chunks(cut).flat_map(|part| reader.push(&part.iter().collect::<String>())).collect();
@@ -144,6 +164,20 @@ mod tests {
 
     fn call(name: &str, arguments: &str) -> (String, String) {
         (name.to_owned(), arguments.to_owned())
+    }
+
+    #[test]
+    fn where_one_call_is_allowed_nothing_counts_behind_the_first() {
+        let hermes = Family::of("{% if tools %}<tool_call>");
+        let call_of = |name: &str| format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>");
+        let text = format!("So:\n{}\n{} and more", call_of("f"), call_of("g"));
+        let llama = Family::of("{% if tools %}<|start_header_id|>");
+        let row = "{\"name\": \"f\", \"parameters\": {}} {\"name\": \"g\", \"parameters\": {}}";
+        for cut in 1..90 {
+            assert_eq!(read_some(hermes, &text, cut, true), ("So:".into(), vec![call("f", "{}")]));
+            assert_eq!(read_some(llama, row, cut, true), (String::new(), vec![call("f", "{}")]));
+            assert_eq!(read(llama, row, cut).1.len(), 2);
+        }
     }
 
     #[test]
