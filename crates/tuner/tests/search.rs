@@ -359,7 +359,7 @@ fn wrong_rules_and_odd_settings_are_errors() {
     let wrong = |_: Kind| true;
     assert!(matches!(run(Manner { wrong, ..FINE }, 1), Err(TuneError::RulesDiffer { .. })));
     assert!(matches!(run(FINE, 0), Err(TuneError::Rows { .. })));
-    assert!(matches!(run(FINE, 9), Err(TuneError::Rows { .. })));
+    assert!(matches!(run(FINE, 129), Err(TuneError::Rows { .. })));
     let loses = |_: Kind| true;
     assert!(matches!(run(Manner { loses, ..FINE }, 1), Err(TuneError::Device(_))));
 }

@@ -384,7 +384,8 @@ for (const id of ["key", "keep-key"]) {
     greet();
   });
 }
-$("settings").addEventListener("close", () => input.focus());
+// The event comes after the dialog has gone: whoever writes elsewhere by then goes on there.
+$("settings").addEventListener("close", () => { if (!document.activeElement?.matches("textarea")) input.focus(); });
 $("export-all").addEventListener("click", () => {
   download("zinc-chats.json", JSON.stringify(chats, null, 1), "application/json");
 });
