@@ -49,6 +49,16 @@ fn ask(address: SocketAddr, kind: usize) -> (String, String) {
     ask_with("", address, kind)
 }
 
+/// Client `client` asks for one kind after the other until it is told to stop; answers are what they are alone.
+fn keep_asking(address: SocketAddr, client: usize, alone: &[(String, String)], stop: &AtomicBool, done: &AtomicUsize) {
+    let mut kind = client * 7;
+    while !stop.load(Relaxed) {
+        kind = (kind + 5) % KINDS;
+        assert_eq!(ask(address, kind), alone[kind], "request {kind}");
+        done.fetch_add(1, Relaxed);
+    }
+}
+
 /// The same with a key.
 fn ask_with(key: &str, address: SocketAddr, kind: usize) -> (String, String) {
     let body = body(kind);
@@ -98,14 +108,7 @@ fn many_clients_for_long_are_served_right_in_memory_that_does_not_grow() {
     std::thread::scope(|scope| {
         for client in 0..64 {
             let (alone, stop, done, address) = (&alone, &stop, &done, server.address());
-            scope.spawn(move || {
-                let mut kind = client * 7;
-                while !stop.load(Relaxed) {
-                    kind = (kind + 5) % KINDS;
-                    assert_eq!(ask(address, kind), alone[kind], "request {kind}");
-                    done.fetch_add(1, Relaxed);
-                }
-            });
+            scope.spawn(move || keep_asking(address, client, alone, stop, done));
         }
         while began.elapsed() < end {
             std::thread::sleep(Duration::from_millis(100));
@@ -241,14 +244,7 @@ fn clients_that_leave_die_stall_or_drip_disturb_nobody_and_leave_nothing() {
     std::thread::scope(|scope| {
         for client in 0..8 {
             let (alone, stop, done) = (&alone, &stop, &done);
-            scope.spawn(move || {
-                let mut kind = client * 7;
-                while !stop.load(Relaxed) {
-                    kind = (kind + 5) % KINDS;
-                    assert_eq!(ask(address, kind), alone[kind], "request {kind}");
-                    done.fetch_add(1, Relaxed);
-                }
-            });
+            scope.spawn(move || keep_asking(address, client, alone, stop, done));
         }
         scope.spawn(|| drip(address, &stop));
         let held = stuck(address, 200);
