@@ -340,13 +340,15 @@ impl Runner {
         let stepped = self.engine.step_into(events, &mut |_| ());
         let now = Instant::now();
         if stepped.is_ok() {
+            // Before anyone hears of it: whoever has an answer finds its steps counted.
+            self.metrics.steps.add(1);
             self.bill(now);
         }
         for event in events.drain(..) {
             self.take_event(event, began, now);
         }
         match stepped {
-            Ok(()) => self.metrics.steps.add(1),
+            Ok(()) => {}
             Err(error) if error.is_device_loss() => self.revive(&error.to_string()),
             Err(error) => self.recover(&error),
         }
@@ -412,7 +414,7 @@ impl Runner {
         match event {
             Event::Started { cached, .. } => {
                 live.started = Some(began);
-                self.metrics.queue_steps.observe((self.metrics.steps.get() - live.steps) as f64);
+                self.metrics.queue_steps.observe((self.metrics.steps.get() - live.steps).saturating_sub(1) as f64);
                 if live.first_of_prompt {
                     live.charge.started(live.prompt.len() as u64, cached.into());
                 }
