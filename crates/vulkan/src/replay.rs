@@ -10,7 +10,7 @@ use crate::memory::Buffer;
 use crate::pipeline::Pipeline;
 use ash::vk;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// One entry of a recording.
@@ -208,6 +208,27 @@ fn barrier(device: &ash::Device, cb: vk::CommandBuffer, [src, dst]: Scopes) {
 /// What it takes to be woken, with room to spare.
 const WAKING: Duration = Duration::from_micros(300);
 
+/// The longest wait of a device, which can be changed while an engine owns the device. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Patience(Arc<AtomicU64>);
+
+impl Patience {
+    fn new(longest: Duration) -> Patience {
+        let patience = Patience(Arc::default());
+        patience.set(longest);
+        patience
+    }
+
+    /// From now on the device counts as lost when a wait takes longer than this.
+    pub fn set(&self, longest: Duration) {
+        self.0.store(u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// The device's queue. Submissions are numbered from 1.
 pub(crate) struct Queue {
     gpu: Arc<Gpu>,
@@ -215,7 +236,7 @@ pub(crate) struct Queue {
     timeline: vk::Semaphore,
     last: u64,
     /// Longest wait for one submission.
-    pub(crate) timeout: Duration,
+    pub(crate) patience: Patience,
 }
 
 impl Queue {
@@ -226,7 +247,7 @@ impl Queue {
         let (timeline, raw) =
             unsafe { (gpu.raw.create_semaphore(&info, None), gpu.raw.get_device_queue(gpu.family, 0)) };
         let timeline = timeline.map_err(VulkanError::of("vkCreateSemaphore"))?;
-        Ok(Queue { gpu: gpu.clone(), raw, timeline, last: 0, timeout })
+        Ok(Queue { gpu: gpu.clone(), raw, timeline, last: 0, patience: Patience::new(timeout) })
     }
 
     /// Hands a recording to the device; gives its number. Submissions run in order.
@@ -258,11 +279,12 @@ impl Queue {
         if self.gpu.is_abandoned() {
             return Err(VulkanError::Lost { call: during, detail: "it did not answer earlier".into() });
         }
-        match self.sleep(value, self.timeout, during)? {
+        let longest = self.patience.get();
+        match self.sleep(value, longest, during)? {
             true => Ok(()),
             false => {
                 self.gpu.abandoned.store(true, Ordering::Relaxed);
-                Err(VulkanError::Lost { call: during, detail: format!("no answer within {:?}", self.timeout) })
+                Err(VulkanError::Lost { call: during, detail: format!("no answer within {longest:?}") })
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::pages::Carriers;
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::program::{Program, Shared};
 use crate::quads;
-use crate::replay::{Command, Queue, Recording};
+use crate::replay::{Command, Patience, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
 use crate::stats::costs;
 use std::collections::VecDeque;
@@ -166,9 +166,9 @@ impl VulkanDevice {
         Ok(device)
     }
 
-    /// From now on the device counts as lost when a wait takes longer than this.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.queue.timeout = timeout;
+    /// How long it is waited for.
+    pub fn patience(&self) -> Patience {
+        self.queue.patience.clone()
     }
 
     /// What the device is.
