@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use zinc_engine::{Engine, EngineError, Event, Finish, Load, Request, Sampling, SequenceId};
 
-/// Least time between two looks at how busy the engine is.
+/// Time between two looks at how busy the engine is, while as many are being answered.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Pause where pages are to be kept on disk and the disk is busy.
@@ -169,7 +169,8 @@ pub(crate) struct Runner {
     /// Since when the device's time is nobody's yet.
     unbilled: Instant,
     live: HashMap<SequenceId, Live>,
-    looked: Instant,
+    /// When others were last told how busy the engine is, and with how many.
+    looked: (Instant, usize),
     recovery: Recovery,
     lost: Option<Lost>,
 }
@@ -183,7 +184,8 @@ impl Runner {
         shared: Shared,
     ) -> Runner {
         let Shared { metrics, pace, snapshot } = shared;
-        let (live, looked, unbilled, lost) = (HashMap::new(), Instant::now(), Instant::now(), None);
+        let (live, unbilled, lost) = (HashMap::new(), Instant::now(), None);
+        let looked = (unbilled, 0);
         let mut runner =
             Runner { engine, commands, metrics, pace, snapshot, power, unbilled, live, looked, recovery, lost };
         runner.look();
@@ -195,12 +197,12 @@ impl Runner {
         let mut events = vec![];
         while self.take_commands() {
             self.drop_abandoned();
+            // Whoever has a token of an answer finds that answer among those that run.
+            self.look_if_due();
             if !self.live.is_empty() {
                 self.step(&mut events);
             }
-            if self.live.is_empty() || self.looked.elapsed() >= LOOK {
-                self.look();
-            }
+            self.look_if_due();
         }
         self.fail_all(&Failure::Ending);
         let end = Instant::now() + LAST_PAGES;
@@ -484,9 +486,16 @@ impl Runner {
         }
     }
 
+    fn look_if_due(&mut self) {
+        let (when, with) = self.looked;
+        if self.live.len() != with || when.elapsed() >= LOOK {
+            self.look();
+        }
+    }
+
     /// Tells others how the engine is doing.
     fn look(&mut self) {
-        self.looked = Instant::now();
+        self.looked = (Instant::now(), self.live.len());
         let mut slots: Vec<Slot> = self.live.values().map(Live::slot).collect();
         slots.sort_by_key(|slot| (!slot.started, slot.number));
         let (load, preemptions) = (self.engine.load(), self.engine.preemptions());
