@@ -21,7 +21,7 @@ use zinc_ir::quant::UNIT;
 
 /// Changes when kernels change so that a cut found best before need not be so now: stored cuts of another generation
 /// are forgotten.
-pub const GENERATION: u32 = 3;
+pub const GENERATION: u32 = 4;
 
 /// How the work of a mat-vec, or of a narrow product on matrix units, is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -133,21 +133,25 @@ pub type Tuned = BTreeMap<String, Cut>;
 pub struct Cuts {
     /// All that decides which cut is best, in words: template, formats, sizes, rows, precision of inputs and output.
     pub key: String,
-    /// Every legal cut: the rule's, then the others, those like it first.
+    /// Every legal cut, where they are asked for ([`crate::tunables`]): the rule's, then the others, those like it first.
     pub all: Vec<Cut>,
     /// The one in use.
     pub used: Cut,
 }
 
 impl Cuts {
-    /// Of legal cuts, the rule's first, the one that the tuner found; or the rule's.
-    pub(crate) fn new(ctx: &Ctx<'_>, key: String, mut all: Vec<Cut>) -> Cuts {
-        let rule = all[0];
-        all[1..].sort_by_key(|cut| cut.distance(rule));
-        let mut known = HashSet::new();
-        all.retain(|cut| known.insert(*cut));
+    /// Of what the rule says and the other legal cuts, the one that the tuner found; or the rule's. The others are listed
+    /// only where it matters which they are.
+    pub(crate) fn new(ctx: &Ctx<'_>, key: String, rule: Cut, others: impl FnOnce() -> Vec<Cut>) -> Cuts {
         let tuned = ctx.choices.tuned.get(&key).filter(|_| !ctx.choices.invariant);
-        let used = tuned.copied().filter(|cut| all.contains(cut)).unwrap_or(rule);
+        if tuned.is_none() && !ctx.lists_cuts {
+            return Cuts { key, all: vec![rule], used: rule };
+        }
+        let mut others = others();
+        others.sort_by_key(|cut| cut.distance(rule));
+        let mut known = HashSet::new();
+        let all: Vec<Cut> = std::iter::once(rule).chain(others).filter(|cut| known.insert(*cut)).collect();
+        let used = tuned.copied().filter(|cut| known.contains(cut)).unwrap_or(rule);
         Cuts { key, all, used }
     }
 }
@@ -198,13 +202,17 @@ const MOST_REGISTERS: u32 = 16;
 impl Space<'_> {
     /// Lists the cuts and picks one.
     pub(crate) fn cuts(self, ctx: &Ctx<'_>) -> Cuts {
+        Cuts::new(ctx, self.key.clone(), self.rule, || self.others(ctx))
+    }
+
+    fn others(&self, ctx: &Ctx<'_>) -> Vec<Cut> {
         let most = (ctx.caps.max_workgroup / ctx.caps.subgroup_size).clamp(1, MOST_SUBGROUPS);
         let powers = |most: u32| (0..=most.ilog2()).map(|p| 1 << p);
         let flights: Vec<(u32, bool)> = match self.flight {
             true => [1, 2, 4].into_iter().flat_map(|units| [(units, false), (units, true)]).collect(),
             false => vec![(self.rule.units, self.rule.ahead)],
         };
-        let mut all = vec![self.rule];
+        let mut all = vec![];
         for subgroups in powers(most) {
             for rows in [1, 2, 4] {
                 for turns in (self.turns)(subgroups, rows) {
@@ -213,7 +221,7 @@ impl Space<'_> {
                 }
             }
         }
-        Cuts::new(ctx, self.key, all)
+        all
     }
 
     fn allows(&self, ctx: &Ctx<'_>, cut: Cut) -> bool {

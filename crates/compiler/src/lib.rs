@@ -105,7 +105,7 @@ pub fn compile(
     check_kv(kv)?;
     let (graph, output) = simplified(graph, &bucket, caps, choices);
     let inputs = InputLayout::new(&graph, bucket);
-    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
+    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output, lists_cuts: false };
     let regions = select(&ctx)?;
     let emissions = regions.iter().map(|r| template::emit(&ctx, r)).collect::<Result<Vec<_>, _>>()?;
     let plan = schedule::schedule(&ctx, &inputs, regions, emissions)?;
@@ -134,7 +134,7 @@ pub fn tunables(
 ) -> Result<Vec<Tunable>, CompileError> {
     check_bucket(&bucket)?;
     let (graph, output) = simplified(graph, &bucket, caps, choices);
-    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output };
+    let ctx = Ctx { graph: &graph, caps, bucket, kv, choices, output, lists_cuts: true };
     let mut found: Vec<Tunable> = vec![];
     for region in select(&ctx)? {
         let Some(cuts) = template::emit(&ctx, &region)?.cuts else { continue };

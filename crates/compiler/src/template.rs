@@ -22,6 +22,8 @@ pub struct Ctx<'a> {
     pub choices: &'a Choices,
     /// The value that leaves the device.
     pub output: Option<NodeId>,
+    /// Kernels list all cuts that they can have.
+    pub lists_cuts: bool,
 }
 
 /// A kernel template: a pattern over the graph and an emitter.

@@ -28,15 +28,15 @@ pub struct Trial<'a> {
 
 impl Trial<'_> {
     /// Tries every `stride`-th cut from the `first` on, of all kernels at once; logits may be off by `tolerance` of the
-    /// largest. Gives how many rounds that were and how far off they were at most.
-    pub fn cuts_agree(&self, first: usize, stride: usize, tolerance: f32) -> (usize, f32) {
+    /// largest. Gives what was tried and how far off it was at most.
+    pub fn cuts_agree(&self, first: usize, stride: usize, tolerance: f32) -> (Vec<Tuned>, f32) {
         let tunables = self.tunables();
         assert!(!tunables.is_empty(), "nothing to tune");
         let rounds = tunables.iter().map(|t| t.cuts.all.len()).max().unwrap_or(0);
         let expected = self.logits(Tuned::new());
         let largest = expected.iter().fold(0.0, |m: f32, e| m.max(e.abs()));
         let mut worst = 0.0;
-        let mut count = 0;
+        let mut tried = vec![];
         for round in (first..rounds).step_by(stride) {
             let cut = |t: &Tunable| Some((t.cuts.key.clone(), *t.cuts.all.get(round)?));
             let tuned: Tuned = tunables.iter().filter_map(cut).collect();
@@ -47,9 +47,9 @@ impl Trial<'_> {
             let named: Vec<String> = tuned.iter().map(|(key, cut)| format!("{key}: {cut}")).collect();
             assert!(off <= tolerance, "off by {off:.1e} of the largest:\n{}", named.join("\n"));
             worst = off.max(worst);
-            count += 1;
+            tried.push(tuned);
         }
-        (count, worst)
+        (tried, worst)
     }
 
     /// What can be chosen.

@@ -63,6 +63,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
                 u.look_up_at(&HALVES, index) ^ u.look_up(&grids::SIGNS, signs, 4 * at, 4)
             }),
             signed: true,
+            nibbles: None,
             scale,
             bias: Some(bias),
         },

@@ -68,6 +68,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
                 u.look_up_at(&SIGNED, (indices.lane(run as u8) >> (8 * k)) & 0xff | signs & 0xf00)
             }),
             signed: true,
+            nibbles: None,
             scale,
             bias: None,
         },

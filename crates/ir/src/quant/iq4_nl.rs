@@ -26,7 +26,9 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let quants = u.load16(0, 16, u.b.u32(0), 0);
     let scale = u.load_f16(1, 2, 0);
     let [low, high] = levels::emit(u, &levels::IQ4_TABLE, quants);
-    let run =
-        |col, packed| Run { col: u.b.u32(col), weights: Weights::Bytes { packed, signed: true, scale, bias: None } };
+    let run = |col, packed| Run {
+        col: u.b.u32(col),
+        weights: Weights::Bytes { packed, signed: true, nibbles: None, scale, bias: None },
+    };
     [run(0, low), run(16, high)]
 }

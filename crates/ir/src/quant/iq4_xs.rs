@@ -38,7 +38,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let [low, high] = levels::emit(u, &levels::IQ4_TABLE, quants);
     let run = |col, packed| Run {
         col: u.sub * 32 + col,
-        weights: Weights::Bytes { packed, signed: true, scale, bias: None },
+        weights: Weights::Bytes { packed, signed: true, nibbles: None, scale, bias: None },
     };
     [run(0, low), run(16, high)]
 }

@@ -245,6 +245,8 @@ pub enum Weights<'b> {
         packed: [Val<'b>; 4],
         /// Bytes are signed; unsigned ones are below 128.
         signed: bool,
+        /// The same, where the bytes are nibbles of others: a shorter way to halves.
+        nibbles: Option<Nibbles<'b>>,
         /// F32.
         scale: Val<'b>,
         /// F32; none means 0.
@@ -254,7 +256,20 @@ pub enum Weights<'b> {
     Floats([Val<'b>; 4]),
 }
 
+/// The low or the high nibbles of sixteen bytes.
+#[derive(Clone, Copy)]
+pub struct Nibbles<'b> {
+    words: [Val<'b>; 4],
+    high: bool,
+}
+
 impl<'b> Weights<'b> {
+    /// `scale · nibble + bias` of the low or the high nibbles of these bytes.
+    fn nibbles(words: [Val<'b>; 4], high: bool, scale: Val<'b>, bias: Val<'b>) -> Weights<'b> {
+        let packed = words.map(|word| if high { word >> 4 } else { word } & 0x0f0f_0f0f);
+        Weights::Bytes { packed, signed: false, nibbles: Some(Nibbles { words, high }), scale, bias: Some(bias) }
+    }
+
     /// The integer parts (or the values, for `Floats`) as four F32×4, before scale and bias.
     pub fn levels(&self) -> [Val<'b>; 4] {
         match self {
@@ -303,10 +318,18 @@ impl<'b> Weights<'b> {
                 let quad = quad.to(Scalar::F16);
                 [0, 1].map(|i| b.compose(&[quad.lane(i), quad.lane(i + 2)]))
             }),
-            Weights::Bytes { packed, signed, scale, bias } => {
+            Weights::Bytes { packed, signed, nibbles, scale, bias } => {
                 let scale = (*scale * 256.0).to(Scalar::F16).splat(2);
                 let bias = bias.map(|bias| bias.to(Scalar::F16).splat(2));
-                packed.map(|word| scaled_pairs(b, word, *signed, scale, bias))
+                let scaled = |level| match bias {
+                    Some(bias) => b.fma(level, scale, bias),
+                    None => level * scale,
+                };
+                let levels = match nibbles {
+                    Some(Nibbles { words, high }) => words.map(|word| nibble_pairs(b, word, *high)),
+                    None => packed.map(|word| byte_pairs(b, word, *signed)),
+                };
+                levels.map(|pairs| pairs.map(scaled))
             }
         }
     }
@@ -318,24 +341,24 @@ fn words_of(quad: Val<'_>) -> [Val<'_>; 2] {
     [words.lane(0), words.lane(1)]
 }
 
-/// `scale · byte / 256 + bias` of the four bytes of a word: of bytes 0 and 2, of bytes 1 and 3.
-fn scaled_pairs<'b>(
-    b: &'b Builder,
-    word: Val<'b>,
-    signed: bool,
-    scale: Val<'b>,
-    bias: Option<Val<'b>>,
-) -> [Val<'b>; 2] {
+/// 256ths of the four bytes of a word: of bytes 0 and 2, of bytes 1 and 3.
+fn byte_pairs<'b>(b: &'b Builder, word: Val<'b>, signed: bool) -> [Val<'b>; 2] {
     // 0x4400 is 4, whose neighbours are 1 / 256 apart: OR-ing a byte in adds so many. Signed bytes are moved up by 128.
     let (word, zero) = if signed { (word ^ 0x8080_8080u32, 0x4480) } else { (word, 0x4400) };
-    let pair = Type::Vec(Scalar::F16, 2);
-    [word, word >> 8].map(|w| {
-        let level = (w & 0x00ff_00ffu32 | 0x4400_4400u32).bitcast(pair) - b.f16_bits(zero).splat(2);
-        match bias {
-            Some(bias) => b.fma(level, scale, bias),
-            None => level * scale,
-        }
-    })
+    [word, word >> 8].map(|w| above(b, w & 0x00ff_00ffu32, 0x4400, zero))
+}
+
+/// The same of the low or the high nibbles of the bytes.
+fn nibble_pairs<'b>(b: &'b Builder, word: Val<'b>, high: bool) -> [Val<'b>; 2] {
+    // High nibbles stay where they are: the neighbours of 0x3400, which is 1/4, are 1 / 4096 apart.
+    let (mask, zero) = if high { (0x00f0_00f0u32, 0x3400) } else { (0x000f_000f, 0x4400) };
+    [word, word >> 8].map(|w| above(b, w & mask, zero, zero))
+}
+
+/// How far two halves are above `zero` whose lowest bits, where those of `base` are 0, are these.
+fn above<'b>(b: &'b Builder, bits: Val<'b>, base: u16, zero: u16) -> Val<'b> {
+    let base = u32::from(base) * 0x1_0001;
+    (bits | base).bitcast(Type::Vec(Scalar::F16, 2)) - b.f16_bits(zero).splat(2)
 }
 
 /// Spreads the low four bits of each word in `bits` to bit 4 of the four bytes of a word.

@@ -34,7 +34,9 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let bits = e.lt(2).select(u.b.u32(0x0020_0000) << e.min(u.b.u32(1)), (e << 23) - 0x0080_0000);
     let scale = bits.bitcast(Type::F32);
     let [low, high] = levels::emit(u, &levels::E2M1_TABLE, quants);
-    let run =
-        |col, packed| Run { col: u.b.u32(col), weights: Weights::Bytes { packed, signed: true, scale, bias: None } };
+    let run = |col, packed| Run {
+        col: u.b.u32(col),
+        weights: Weights::Bytes { packed, signed: true, nibbles: None, scale, bias: None },
+    };
     [run(0, low), run(16, high)]
 }

@@ -60,6 +60,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
                     (low[i] >> (run * 2)) & 0x0303_0303 | high & 0x0404_0404
                 }),
                 signed: false,
+                nibbles: None,
                 scale,
                 bias: Some(scale * -4.0),
             },

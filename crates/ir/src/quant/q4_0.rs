@@ -26,13 +26,5 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let quants = u.load16(0, 16, u.b.u32(0), 0);
     let scale = u.load_f16(1, 2, 0);
     let bias = scale * -8.0;
-    [0, 4].map(|shift| Run {
-        col: u.b.u32(shift * 4),
-        weights: Weights::Bytes {
-            packed: quants.map(|w| (w >> shift) & 0x0f0f_0f0f),
-            signed: false,
-            scale,
-            bias: Some(bias),
-        },
-    })
+    [0, 1].map(|run| Run { col: u.b.u32(run * 16), weights: Weights::nibbles(quants, run == 1, scale, bias) })
 }

@@ -25,13 +25,6 @@ fn decode_block(block: &[u8], out: &mut [f32]) {
 fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let quants = u.load16(0, 16, u.b.u32(0), 0);
     let dm = u.load(Type::Vec(Scalar::F16, 2), 1, 4, u.b.u32(0), 0, 4).to_f32();
-    [0, 4].map(|shift| Run {
-        col: u.b.u32(shift * 4),
-        weights: Weights::Bytes {
-            packed: quants.map(|w| (w >> shift) & 0x0f0f_0f0f),
-            signed: false,
-            scale: dm.lane(0),
-            bias: Some(dm.lane(1)),
-        },
-    })
+    [0, 1]
+        .map(|run| Run { col: u.b.u32(run * 16), weights: Weights::nibbles(quants, run == 1, dm.lane(0), dm.lane(1)) })
 }

@@ -57,14 +57,9 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let quants = u.load16(0, 144, u.sub * 16, 16);
     let scales = emit_scales(&head, u.sub >> 1);
     let first = (u.sub >> 1) * 64 + (u.sub & 1) * 16;
-    [0, 1].map(|run| Run {
-        col: first + run * 32,
-        weights: Weights::Bytes {
-            packed: quants.map(|w| (w >> (run * 4)) & 0x0f0f_0f0f),
-            signed: false,
-            scale: scales[run as usize].0,
-            bias: Some(scales[run as usize].1),
-        },
+    [0, 1].map(|run| {
+        let (scale, bias) = scales[run as usize];
+        Run { col: first + run * 32, weights: Weights::nibbles(quants, run == 1, scale, bias) }
     })
 }
 
@@ -74,13 +69,8 @@ fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
     let half = [u.turn, u.turn ^ 1];
     let quants = half.map(|h| u.load16(0, 144, u.sub * 32 + h * 16, 16));
     let scales = emit_scales(&head, u.sub);
-    [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(i, odd)| Run {
-        col: u.sub * 64 + half[i as usize] * 16 + odd * 32,
-        weights: Weights::Bytes {
-            packed: quants[i as usize].map(|w| (w >> (odd * 4)) & 0x0f0f_0f0f),
-            signed: false,
-            scale: scales[odd as usize].0,
-            bias: Some(scales[odd as usize].1),
-        },
+    [(0usize, 0), (1, 0), (0, 1), (1, 1)].map(|(i, odd)| {
+        let (scale, bias) = scales[odd as usize];
+        Run { col: u.sub * 64 + half[i] * 16 + odd * 32, weights: Weights::nibbles(quants[i], odd == 1, scale, bias) }
     })
 }

@@ -35,6 +35,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
             packed: [0, 1, 2, 3]
                 .map(|i| (quants[i as usize] >> (run * 4)) & 0x0f0f_0f0f | fifth_bits(high >> (run * 16 + i * 4))),
             signed: false,
+            nibbles: None,
             scale: dm.lane(0),
             bias: Some(dm.lane(1)),
         },

@@ -42,6 +42,7 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
             packed: [0, 1, 2, 3]
                 .map(|i| (quants[i] >> (run * 4)) & 0x0f0f_0f0f | ((high[i] >> (pair * 2 + run)) & 0x0101_0101) << 4),
             signed: false,
+            nibbles: None,
             scale: scales[run as usize].0,
             bias: Some(scales[run as usize].1),
         },
@@ -61,7 +62,7 @@ fn emit_pair<'b>(u: &Unit<'b>) -> [Run<'b>; 4] {
         let (scale, bias) = scales[odd as usize];
         Run {
             col: u.sub * 64 + half[k] * 16 + odd * 32,
-            weights: Weights::Bytes { packed, signed: false, scale, bias: Some(bias) },
+            weights: Weights::Bytes { packed, signed: false, nibbles: None, scale, bias: Some(bias) },
         }
     })
 }

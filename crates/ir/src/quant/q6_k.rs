@@ -37,18 +37,21 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let low = u.load16(0, 128, u.sub * 16, 0);
     let high = u.load16(1, 64, half * 32 + (quarter & 1) * 16, 0);
     let d = u.load_f16(3, 2, 0);
+    // Of each byte of high bits, bits 0 and 1 are the first run's, 4 and 5 the second's.
     let shift = quarter & 2;
+    let high = high.map(|word| word >> shift);
     [0, 1].map(|run| {
         let sub_scale = u.load(Type::Vec(Scalar::I8, 1), 2, 16, half * 8 + quarter, run * 4, 1).to_f32();
         let scale = d * sub_scale;
         Run {
             col: half * 128 + quarter * 16 + run * 64,
             weights: Weights::Bytes {
-                packed: [0, 1, 2, 3].map(|i| {
-                    let bits = (high[i] >> (shift + run * 4)) & 0x0303_0303;
-                    (low[i] >> (run * 4)) & 0x0f0f_0f0f | bits << 4
+                packed: [0, 1, 2, 3].map(|i| match run {
+                    0 => low[i] & 0x0f0f_0f0f | (high[i] << 4) & 0x3030_3030,
+                    _ => (low[i] >> 4) & 0x0f0f_0f0f | high[i] & 0x3030_3030,
                 }),
                 signed: false,
+                nibbles: None,
                 scale,
                 bias: Some(scale * -32.0),
             },

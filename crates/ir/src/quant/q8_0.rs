@@ -25,6 +25,12 @@ fn emit_unit<'b>(u: &Unit<'b>) -> [Run<'b>; 2] {
     let scale = u.load_f16(1, 2, 0);
     [u.turn, u.turn ^ 1].map(|half| Run {
         col: half * 16,
-        weights: Weights::Bytes { packed: u.load16(0, 32, half * 16, 0), signed: true, scale, bias: None },
+        weights: Weights::Bytes {
+            packed: u.load16(0, 32, half * 16, 0),
+            signed: true,
+            nibbles: None,
+            scale,
+            bias: None,
+        },
     })
 }

@@ -63,6 +63,8 @@ pub(super) struct Tile {
     pub(super) along_columns: u32,
     /// Units of a lane in a chunk, side by side.
     pub(super) ahead: u32,
+    /// The weights of the next chunk are loaded before these are multiplied.
+    next: bool,
     /// Chunks whose inputs are staged at a time: in between, nobody waits for anybody.
     staged: u32,
     /// Workgroups that divide the columns.
@@ -166,7 +168,7 @@ impl Tile {
     fn registers(&self) -> u32 {
         let lines = if self.quads { quads::LINES } else { 1 };
         50 + self.rows() * self.shape.m as u32 / self.subgroup
-            + 6 * lines * self.ahead
+            + 6 * lines * self.ahead * if self.next { 2 } else { 1 }
             + if self.early() { 2 * self.loads().min(AT_ONCE) } else { 0 }
     }
 
@@ -203,36 +205,38 @@ impl Tile {
             along_features: 1,
             along_columns: 1,
             ahead: 1,
+            next: false,
             staged: 1,
             slices: 1,
         };
-        let even = |t: &Tile| t.staged == 1 && (size.cols / UNIT).is_multiple_of(t.chunk() * t.slices);
-        first.others(caps, size).filter(even).min_by_key(|t| t.price(caps, size))
+        let even = |t: &Tile| (size.cols / UNIT).is_multiple_of(t.chunk() * t.slices);
+        first.sliced(caps, size).filter(even).min_by_key(|t| t.price(caps, size))
+    }
+
+    /// All tiles of this shape that fit and stage as this one does.
+    fn sliced(self, caps: &Caps, size: Size) -> impl Iterator<Item = Tile> {
+        let cuts = POWERS.into_iter().flat_map(|f| POWERS.map(|c| (f, c)));
+        let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
+        let tiles = reads.flat_map(move |(along_features, along_columns, ahead)| {
+            (1..=MOST_SLICES).map(move |slices| Tile { along_features, along_columns, ahead, slices, ..self })
+        });
+        tiles.filter(move |t| t.fits(caps, size))
     }
 
     /// All tiles of this shape that fit.
     fn others(self, caps: &Caps, size: Size) -> impl Iterator<Item = Tile> {
-        let cuts = POWERS.into_iter().flat_map(|f| POWERS.map(|c| (f, c)));
-        let reads = cuts.flat_map(|(f, c)| [4, 2, 1].map(|ahead| (f, c, ahead)));
-        let staged = reads.flat_map(|read| [1, 2, 4, 8, 16].map(|staged| (read, staged)));
-        let slices = staged.flat_map(|(read, staged)| (1..=MOST_SLICES).map(move |slices| (read, staged, slices)));
-        let tiles = slices.map(move |((along_features, along_columns, ahead), staged, slices)| Tile {
-            along_features,
-            along_columns,
-            ahead,
-            staged,
-            slices,
-            ..self
-        });
-        tiles.filter(|t| t.fits(caps, size)).collect::<Vec<_>>().into_iter()
+        let ways = STAGED.into_iter().flat_map(move |staged| [false, true].map(|next| Tile { staged, next, ..self }));
+        ways.flat_map(move |way| way.sliced(caps, size))
     }
 
     /// What can be chosen for a product of this key, and the tile that was.
     pub(super) fn tuned(self, ctx: &Ctx<'_>, size: Size, key: String) -> (Tile, Cuts) {
-        let most = 2 * self.price(ctx.caps, size);
-        let others = self.others(ctx.caps, size).filter(|t| t.price(ctx.caps, size) <= most);
-        let all = std::iter::once(self).chain(others).map(|t| t.cut()).collect();
-        let cuts = Cuts::new(ctx, key, all);
+        let others = || {
+            let most = 2 * self.price(ctx.caps, size);
+            let likely = self.others(ctx.caps, size).filter(|t| t.price(ctx.caps, size) <= most);
+            likely.map(|t| t.cut()).collect()
+        };
+        let cuts = Cuts::new(ctx, key, self.cut(), others);
         (self.with(cuts.used), cuts)
     }
 
@@ -241,6 +245,7 @@ impl Tile {
             subgroups: self.along_features * self.along_columns,
             rows: self.shape.m as u32,
             units: self.ahead,
+            ahead: self.next,
             columns: self.along_columns,
             staged: self.staged,
             slices: self.slices,
@@ -253,6 +258,7 @@ impl Tile {
             along_features: cut.subgroups / cut.columns,
             along_columns: cut.columns,
             ahead: cut.units,
+            next: cut.ahead,
             staged: cut.staged,
             slices: cut.slices,
             ..self
@@ -283,6 +289,8 @@ const ARRIVAL_BYTES: u32 = 4;
 /// Registers and bytes of shared memory of a compute unit.
 const REGISTERS: u32 = 65536;
 const SHARED: u32 = 227 << 10;
+/// Chunks whose inputs may be staged together.
+const STAGED: [u32; 5] = [1, 2, 4, 8, 16];
 /// Most workgroups that divide columns among them.
 const MOST_SLICES: u32 = 16;
 /// How many tiles of [`Caps::parallel_tiles`] make one compute unit's share.
@@ -309,29 +317,10 @@ pub(super) fn body<'b>(
     let own = b.subgroup_id() * t.own() + t.rows() * t.input_stride();
     let place = [b.subgroup_id() / t.along_columns, b.subgroup_id() % t.along_columns];
     let tile = Body { b, t, s, memory, own, place };
-    let [_, _, acc] = Caps::matrix_types(t.shape);
-    let zero = vec![b.matrix_splat(acc, b.f32(0.0)); t.blocks as usize];
     // Slices that do not come out even differ by one turn.
     let turns = s.units() / t.staged_units();
-    let bound = |slice: Val<'b>| slice * turns / t.slices;
-    let sums = b.for_(bound(tile.slice()), bound(tile.slice() + 1), 1, &zero, |turn, sums| {
-        let first = turn * t.staged_units();
-        let sums = if t.early() {
-            let asked = tile.ask(first);
-            tile.stage_inputs(first);
-            tile.multiply(b.u32(0), &asked, sums)
-        } else {
-            tile.stage_inputs(first);
-            tile.multiply(b.u32(0), &tile.ask(first), sums)
-        };
-        if t.staged == 1 {
-            return sums;
-        }
-        b.for_(b.u32(1), b.u32(t.staged), 1, &sums, |chunk, sums| {
-            let asked = tile.ask(first + chunk * t.chunk());
-            tile.multiply(chunk, &asked, sums)
-        })
-    });
+    let [from, to] = [0, 1].map(|next| (tile.slice() + next) * turns / t.slices);
+    let sums = if t.next { tile.sums_ahead(from, to) } else { tile.sums(from, to) };
     tile.finish(end, slices, &sums);
 }
 
@@ -355,6 +344,69 @@ impl<'b> Body<'_, 'b> {
     }
     fn tile(&self) -> Val<'b> {
         self.b.tile(1) * self.t.row_tiles + self.t.row_tile(self.b)
+    }
+
+    fn zero(&self) -> Vec<Val<'b>> {
+        let [_, _, acc] = Caps::matrix_types(self.t.shape);
+        vec![self.b.matrix_splat(acc, self.b.f32(0.0)); self.t.blocks as usize]
+    }
+
+    /// The products of turns `from` to `to`, summed.
+    fn sums(&self, from: Val<'b>, to: Val<'b>) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, self.t);
+        b.for_(from, to, 1, &self.zero(), |turn, sums| {
+            let first = turn * t.staged_units();
+            let sums = if t.early() {
+                let asked = self.ask(first);
+                self.stage_inputs(first);
+                self.multiply(b.u32(0), &asked, sums)
+            } else {
+                self.stage_inputs(first);
+                self.multiply(b.u32(0), &self.ask(first), sums)
+            };
+            if t.staged == 1 {
+                return sums;
+            }
+            b.for_(b.u32(1), b.u32(t.staged), 1, &sums, |chunk, sums| {
+                let asked = self.ask(first + chunk * t.chunk());
+                self.multiply(chunk, &asked, sums)
+            })
+        })
+    }
+
+    /// The same. While a chunk is multiplied and inputs are staged, the weights of the next are under way.
+    fn sums_ahead(&self, from: Val<'b>, to: Val<'b>) -> Vec<Val<'b>> {
+        let (b, t) = (self.b, self.t);
+        let loads = |asked: Vec<Vec<Asked<'b>>>| asked.into_iter().flatten().flat_map(|a| a.loads).collect::<Vec<_>>();
+        // Behind the last chunk there is nothing to load: the last again.
+        let last = to * t.staged_units() - t.chunk();
+        let step = |first: Val<'b>, chunk: Val<'b>, state: &[Val<'b>]| {
+            let here = first + chunk * t.chunk();
+            let (sums, loaded) = state.split_at(t.blocks as usize);
+            let next = loads(self.ask((here + t.chunk()).min(last)));
+            [self.multiply(chunk, &self.asked(here, loaded), sums), next].concat()
+        };
+        let state = [self.zero(), loads(self.ask(from * t.staged_units()))].concat();
+        let state = b.for_(from, to, 1, &state, |turn, state| {
+            let first = turn * t.staged_units();
+            self.stage_inputs(first);
+            match t.staged {
+                1 => step(first, b.u32(0), state),
+                staged => b.for_(b.u32(0), b.u32(staged), 1, state, |chunk, state| step(first, chunk, state)),
+            }
+        });
+        state[..t.blocks as usize].to_vec()
+    }
+
+    /// What [`Body::ask`] gives for unit `first`, if `loaded` is what it had loaded.
+    fn asked(&self, first: Val<'b>, loaded: &[Val<'b>]) -> Vec<Vec<Asked<'b>>> {
+        let mut loaded = loaded.iter();
+        // Nobody reads what is loaded here: it is pruned.
+        let mut asked = self.ask(first);
+        for load in asked.iter_mut().flatten().flat_map(|a| &mut a.loads) {
+            *load = *loaded.next().expect("as many loads as were asked for");
+        }
+        asked
     }
 
     /// Brings the inputs from unit `first` on to the shared memory, when all have done with those before.

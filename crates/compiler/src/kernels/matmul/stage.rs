@@ -39,7 +39,8 @@ pub(super) struct Asked<'b> {
     row: Val<'b>,
     unit: Val<'b>,
     units: u32,
-    loads: Vec<Val<'b>>,
+    /// What has been loaded, in the order of decoding.
+    pub(super) loads: Vec<Val<'b>>,
 }
 
 /// Where a tile is and what it reads.
