@@ -19,6 +19,7 @@ mod measure;
 mod memory;
 mod model;
 mod pages;
+mod parts;
 mod pipeline;
 mod program;
 mod quads;

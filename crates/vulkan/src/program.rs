@@ -13,6 +13,7 @@ use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::model::Model;
+use crate::parts;
 use crate::pipeline::Pipeline;
 use crate::replay::{Command, Recording};
 use crate::report::DeviceType;
@@ -38,6 +39,12 @@ pub(crate) struct Program {
     pub(crate) ran: Option<usize>,
     /// How long the last run took.
     pub(crate) expected: Duration,
+    /// The longest that a part shall take.
+    longest: Duration,
+    /// Of the run that the parts were made for, or a guess.
+    pace: f64,
+    /// Entries that parts begin with.
+    starts: Vec<usize>,
 }
 
 /// What one step in flight has for itself.
@@ -84,7 +91,13 @@ pub(crate) struct Shared<'a> {
 }
 
 impl Program {
-    pub(crate) fn new(gpu: &Arc<Gpu>, plan: &Arc<Plan>, pipelines: Vec<Arc<Pipeline>>) -> Result<Program, VulkanError> {
+    /// No part of a step shall take longer than `longest`, which is guessed by `pace` before the first.
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        plan: &Arc<Plan>,
+        pipelines: Vec<Arc<Pipeline>>,
+        (longest, pace): (Duration, f64),
+    ) -> Result<Program, VulkanError> {
         let unified = matches!(gpu.report.device_type, DeviceType::Software | DeviceType::Integrated);
         let direct = unified || plan.output_bytes <= DIRECT_OUTPUT;
         let output = match direct {
@@ -96,7 +109,25 @@ impl Program {
         // Nothing can be chained to logits alone, which are large.
         let slots = if plan.bucket.outputs == 0 || plan.bucket.tail.chains() { MOST_IN_FLIGHT } else { 1 };
         let slots = (0..slots).map(|_| Slot::new(gpu, plan, &pipelines, read_bytes)).collect::<Result<_, _>>()?;
-        Ok(Program { plan: plan.clone(), pipelines, output, slots, timed: false, ran: None, expected: Duration::ZERO })
+        let (plan, starts) = (plan.clone(), parts::starts(plan, longest, pace));
+        let (timed, ran, expected) = (false, None, Duration::ZERO);
+        Ok(Program { plan, pipelines, output, slots, timed, ran, expected, longest, pace, starts })
+    }
+
+    /// A step in `slot` took so long; gives the pace.
+    pub(crate) fn took(&mut self, slot: usize, time: Duration) -> f64 {
+        (self.ran, self.expected) = (Some(slot), time);
+        let pace = parts::pace(&self.plan, time);
+        // Steps of a bucket differ by their context: parts are made anew only if they are far off.
+        if !(self.pace / 4.0..self.pace * 2.0).contains(&pace) {
+            self.pace = pace;
+            let starts = parts::starts(&self.plan, self.longest, pace);
+            if starts != self.starts {
+                self.starts = starts;
+                self.outdate();
+            }
+        }
+        pace
     }
 
     /// A slot without a step in flight.
@@ -111,10 +142,10 @@ impl Program {
 
     /// Records the plan for a slot with today's addresses, unless that has been done.
     pub(crate) fn record(&mut self, slot: usize, shared: &Shared<'_>) -> Result<(), VulkanError> {
-        let Program { plan, pipelines, output, slots, timed, .. } = self;
+        let Program { plan, pipelines, output, slots, timed, starts, .. } = self;
         let Slot { inputs, read_back, tables, recording, stale, .. } = &mut slots[slot];
         if *stale {
-            let places = Places { plan, pipelines, inputs, output: output.as_ref(), read_back, shared };
+            let places = Places { plan, pipelines, inputs, output: output.as_ref(), read_back, shared, starts };
             recording.record(&places.commands(tables.as_mut())?, *timed)?;
             *stale = false;
         }
@@ -137,6 +168,7 @@ struct Places<'a> {
     output: Option<&'a Buffer>,
     read_back: &'a Buffer,
     shared: &'a Shared<'a>,
+    starts: &'a [usize],
 }
 
 impl<'a> Places<'a> {
@@ -145,7 +177,10 @@ impl<'a> Places<'a> {
         let mut used = 0;
         // What earlier submissions wrote (KV, scratch, the chain) must be seen, and not be overtaken.
         let mut commands = vec![Command::FullBarrier];
-        for entry in &self.plan.entries {
+        for (at, entry) in self.plan.entries.iter().enumerate() {
+            if self.starts.binary_search(&at).is_ok() {
+                commands.push(Command::Part);
+            }
             match entry {
                 Entry::Barrier => commands.push(Command::Barrier),
                 Entry::Launch(launch) => {

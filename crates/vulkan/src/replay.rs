@@ -29,13 +29,17 @@ pub(crate) enum Command<'a> {
     ToHost,
     /// Notes the time at which everything before has finished.
     Stamp,
+    /// What comes after is a submission of its own.
+    Part,
 }
 
-/// A command buffer with its pool.
+/// Command buffers, one per submission, with their pool.
 pub(crate) struct Recording {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
-    buffer: vk::CommandBuffer,
+    buffers: Vec<vk::CommandBuffer>,
+    /// Those in use.
+    parts: usize,
     /// Timestamps, in the order of recording.
     queries: Option<(vk::QueryPool, u32)>,
 }
@@ -46,12 +50,29 @@ impl Recording {
         // SAFETY: the family was used to create the device.
         let pool = unsafe { gpu.raw.create_command_pool(&info, None) };
         let pool = pool.map_err(VulkanError::of("vkCreateCommandPool"))?;
-        let mut recording = Recording { gpu: gpu.clone(), pool, buffer: vk::CommandBuffer::null(), queries: None };
-        let info = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
-        // SAFETY: the pool was just created.
-        let buffers = unsafe { gpu.raw.allocate_command_buffers(&info) };
-        recording.buffer = buffers.map_err(VulkanError::of("vkAllocateCommandBuffers"))?[0];
-        Ok(recording)
+        Ok(Recording { gpu: gpu.clone(), pool, buffers: vec![], parts: 0, queries: None })
+    }
+
+    /// Begins the next part.
+    fn begin(&mut self) -> Result<vk::CommandBuffer, VulkanError> {
+        let device = &self.gpu.raw;
+        if self.parts == self.buffers.len() {
+            let info = vk::CommandBufferAllocateInfo::default().command_pool(self.pool).command_buffer_count(1);
+            // SAFETY: the pool is this recording's own.
+            let more = unsafe { device.allocate_command_buffers(&info) };
+            self.buffers.extend(more.map_err(VulkanError::of("vkAllocateCommandBuffers"))?);
+        }
+        let buffer = self.buffers[self.parts];
+        // SAFETY: the pool was reset; this buffer is not being recorded.
+        let begun = unsafe { device.begin_command_buffer(buffer, &vk::CommandBufferBeginInfo::default()) };
+        begun.map_err(VulkanError::of("vkBeginCommandBuffer"))?;
+        self.parts += 1;
+        Ok(buffer)
+    }
+
+    fn end(&self, buffer: vk::CommandBuffer) -> Result<(), VulkanError> {
+        // SAFETY: the buffer is being recorded.
+        unsafe { self.gpu.raw.end_command_buffer(buffer) }.map_err(VulkanError::of("vkEndCommandBuffer"))
     }
 
     /// Replaces what is recorded. With `timed`, a timestamp comes before the first launch and one after each: nothing
@@ -61,37 +82,33 @@ impl Recording {
         let launches = commands.iter().filter(|c| matches!(c, Command::Launch { .. })).count() as u32;
         let stamps = commands.iter().filter(|c| matches!(c, Command::Stamp)).count() as u32;
         self.prepare_queries(stamps + if timed && launches > 0 { launches + 1 } else { 0 })?;
-        let device = &self.gpu.raw;
-        // SAFETY: the buffer is not in use (see above); all handles in `commands` are alive.
-        unsafe {
-            let reset = device.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty());
-            reset.map_err(VulkanError::of("vkResetCommandPool"))?;
-            let begin = device.begin_command_buffer(self.buffer, &vk::CommandBufferBeginInfo::default());
-            begin.map_err(VulkanError::of("vkBeginCommandBuffer"))?;
-        }
+        // SAFETY: the buffers are not in use (see above).
+        let reset = unsafe { self.gpu.raw.reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty()) };
+        reset.map_err(VulkanError::of("vkResetCommandPool"))?;
+        self.parts = 0;
+        let mut buffer = self.begin()?;
         let (mut bound, mut stamps) = (vk::Pipeline::null(), 0);
-        let mut stamp = || {
-            self.timestamp(stamps);
-            stamps += 1;
-        };
         let mut begun = false;
         for command in commands {
             let launch = timed && matches!(command, Command::Launch { .. });
+            if matches!(command, Command::Part) {
+                self.end(buffer)?;
+                (buffer, bound) = (self.begin()?, vk::Pipeline::null());
+            }
             if (launch && !begun) || matches!(command, Command::Stamp) {
-                stamp();
+                self.timestamp(buffer, &mut stamps);
             }
             begun |= launch;
-            self.put(command, &mut bound);
+            self.put(buffer, command, &mut bound);
             if launch {
-                stamp();
+                self.timestamp(buffer, &mut stamps);
             }
         }
-        // SAFETY: the buffer is being recorded.
-        unsafe { device.end_command_buffer(self.buffer) }.map_err(VulkanError::of("vkEndCommandBuffer"))
+        self.end(buffer)
     }
 
-    fn put(&self, command: &Command<'_>, bound: &mut vk::Pipeline) {
-        let (device, cb) = (&self.gpu.raw, self.buffer);
+    fn put(&self, cb: vk::CommandBuffer, command: &Command<'_>, bound: &mut vk::Pipeline) {
+        let device = &self.gpu.raw;
         // SAFETY: `cb` is being recorded; handles are alive; ranges were checked against the buffers by the makers of
         // the commands, push constants against the layout's range when the pipeline was made.
         unsafe {
@@ -106,7 +123,7 @@ impl Recording {
                     }
                     device.cmd_dispatch(cb, grid[0], grid[1], grid[2]);
                 }
-                Command::Stamp => {}
+                Command::Stamp | Command::Part => {}
                 Command::Barrier => barrier(device, cb, LAUNCHES),
                 Command::FullBarrier => barrier(device, cb, EVERYTHING),
                 Command::ToHost => barrier(device, cb, TO_HOST),
@@ -139,12 +156,14 @@ impl Recording {
         Ok(())
     }
 
-    fn timestamp(&self, index: u32) {
+    /// Puts the next timestamp.
+    fn timestamp(&self, buffer: vk::CommandBuffer, next: &mut u32) {
         if let Some((pool, _)) = self.queries {
             let stage = vk::PipelineStageFlags2::ALL_COMMANDS;
-            // SAFETY: `index` is below the pool's count; the pool is reset before each submission.
-            unsafe { self.gpu.raw.cmd_write_timestamp2(self.buffer, stage, pool, index) };
+            // SAFETY: they are counted before; the pool is reset before each submission.
+            unsafe { self.gpu.raw.cmd_write_timestamp2(buffer, stage, pool, *next) };
         }
+        *next += 1;
     }
 
     /// Times between neighbouring timestamps of the last submission, which has finished: of a timed recording, one per
@@ -208,7 +227,7 @@ fn barrier(device: &ash::Device, cb: vk::CommandBuffer, [src, dst]: Scopes) {
 /// What it takes to be woken, with room to spare.
 const WAKING: Duration = Duration::from_micros(300);
 
-/// The longest wait of a device, which can be changed while an engine owns the device. Clones are the same.
+/// How long a device may do nothing, which can be changed while an engine owns the device. Clones are the same.
 #[derive(Clone, Debug)]
 pub struct Patience(Arc<AtomicU64>);
 
@@ -219,7 +238,7 @@ impl Patience {
         patience
     }
 
-    /// From now on the device counts as lost when a wait takes longer than this.
+    /// From now on the device counts as lost when no submission ends for longer than this while one is waited for.
     pub fn set(&self, longest: Duration) {
         self.0.store(u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -235,7 +254,7 @@ pub(crate) struct Queue {
     raw: vk::Queue,
     timeline: vk::Semaphore,
     last: u64,
-    /// Longest wait for one submission.
+    /// Longest wait for a submission to end.
     pub(crate) patience: Patience,
 }
 
@@ -250,43 +269,56 @@ impl Queue {
         Ok(Queue { gpu: gpu.clone(), raw, timeline, last: 0, patience: Patience::new(timeout) })
     }
 
-    /// Hands a recording to the device; gives its number. Submissions run in order.
+    /// Hands a recording to the device, part by part; gives the number of the last. Submissions run in order.
     pub(crate) fn submit(&mut self, recording: &Recording) -> Result<u64, VulkanError> {
         if self.gpu.is_abandoned() {
             return Err(VulkanError::Lost { call: "vkQueueSubmit2", detail: "it did not answer earlier".into() });
         }
+        if let Some((pool, count)) = recording.queries {
+            // SAFETY: the recording is not pending.
+            unsafe { self.gpu.raw.reset_query_pool(pool, 0, count) };
+        }
+        for part in &recording.buffers[..recording.parts] {
+            self.submit_part(*part)?;
+        }
+        Ok(self.last)
+    }
+
+    fn submit_part(&mut self, part: vk::CommandBuffer) -> Result<(), VulkanError> {
         let value = self.last + 1;
-        let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(recording.buffer)];
+        let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(part)];
         let signals = [vk::SemaphoreSubmitInfo::default()
             .semaphore(self.timeline)
             .value(value)
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let info = vk::SubmitInfo2::default().command_buffer_infos(&buffers).signal_semaphore_infos(&signals);
         // SAFETY: the recording is complete and not pending; `&mut self` orders access to the queue.
-        unsafe {
-            if let Some((pool, count)) = recording.queries {
-                self.gpu.raw.reset_query_pool(pool, 0, count);
-            }
-            self.gpu.raw.queue_submit2(self.raw, &[info], vk::Fence::null())
-        }
-        .map_err(VulkanError::of("vkQueueSubmit2"))?;
+        unsafe { self.gpu.raw.queue_submit2(self.raw, &[info], vk::Fence::null()) }
+            .map_err(VulkanError::of("vkQueueSubmit2"))?;
         self.last = value;
-        Ok(value)
+        Ok(())
     }
 
-    /// Waits until submission `value` has finished.
+    /// Submissions so far.
+    pub(crate) fn submissions(&self) -> u64 {
+        self.last
+    }
+
+    /// Waits until submission `value` has finished, as long as others before it do.
     pub(crate) fn wait(&self, value: u64, during: &'static str) -> Result<(), VulkanError> {
         if self.gpu.is_abandoned() {
             return Err(VulkanError::Lost { call: during, detail: "it did not answer earlier".into() });
         }
         let longest = self.patience.get();
-        match self.sleep(value, longest, during)? {
-            true => Ok(()),
-            false => {
+        let mut ended = self.ended()?;
+        while !self.sleep(value, longest, during)? {
+            let before = std::mem::replace(&mut ended, self.ended()?);
+            if ended == before {
                 self.gpu.abandoned.store(true, Ordering::Relaxed);
-                Err(VulkanError::Lost { call: during, detail: format!("no answer within {longest:?}") })
+                return Err(VulkanError::Lost { call: during, detail: format!("no answer within {longest:?}") });
             }
         }
+        Ok(())
     }
 
     /// Waits for a submission that probably takes `expected`. Being woken costs tens of microseconds, a noticeable
@@ -335,9 +367,14 @@ impl Queue {
 
     /// Has submission `value` finished?
     pub(crate) fn has_ended(&self, value: u64) -> Result<bool, VulkanError> {
+        Ok(self.ended()? >= value)
+    }
+
+    /// The last submission that has finished.
+    fn ended(&self) -> Result<u64, VulkanError> {
         // SAFETY: the semaphore is alive.
         let reached = unsafe { self.gpu.raw.get_semaphore_counter_value(self.timeline) };
-        Ok(reached.map_err(VulkanError::of("vkGetSemaphoreCounterValue"))? >= value)
+        reached.map_err(VulkanError::of("vkGetSemaphoreCounterValue"))
     }
 
     /// Waits for everything submitted so far.

@@ -41,8 +41,11 @@ pub struct Options {
     /// Offer cooperative matrices on drivers without matrix hardware too, where they are an order of magnitude slower
     /// than plain arithmetic: for tests.
     pub emulated_matrices: bool,
-    /// Longest wait for one step before the device counts as lost.
+    /// Longest wait without any progress before the device counts as lost.
     pub timeout: Duration,
+    /// Steps that take longer are handed over in parts of about this length: a device that is busy with one submission for
+    /// seconds is taken for hung by the operating system.
+    pub longest_part: Duration,
 }
 
 impl Default for Options {
@@ -53,6 +56,7 @@ impl Default for Options {
             subgroup_size: None,
             emulated_matrices: false,
             timeout: Duration::from_secs(300),
+            longest_part: Duration::from_millis(250),
         }
     }
 }
@@ -68,6 +72,8 @@ struct Flight {
     ended: Instant,
     /// Time spent waiting.
     waited: Duration,
+    /// The slowest program's, see [`crate::parts`].
+    pace: Option<f64>,
 }
 
 /// A step in flight.
@@ -90,12 +96,14 @@ impl Flight {
             chained: 0,
             ended: Instant::now(),
             waited: Duration::ZERO,
+            pace: None,
         }
     }
 
     fn clear(&mut self) {
         self.open.clear();
         self.chained = 0;
+        self.pace = None;
     }
 }
 
@@ -119,6 +127,7 @@ pub struct VulkanDevice {
     /// Pipelines that a thread compiles.
     ahead: Option<Ahead>,
     pub(crate) cache: Arc<KernelCache>,
+    longest_part: Duration,
     caps: Caps,
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -155,6 +164,7 @@ impl VulkanDevice {
             pipelines: Pipelines::new(),
             ahead: None,
             cache: Arc::new(KernelCache::new(options.cache.as_deref(), report)),
+            longest_part: options.longest_part,
             caps: caps.clone(),
             gpu,
         };
@@ -169,6 +179,11 @@ impl VulkanDevice {
     /// How long it is waited for.
     pub fn patience(&self) -> Patience {
         self.queue.patience.clone()
+    }
+
+    /// What has been handed to the device so far: steps, and whatever else.
+    pub fn submissions(&self) -> u64 {
+        self.queue.submissions()
     }
 
     /// What the device is.
@@ -292,7 +307,8 @@ impl Device for VulkanDevice {
         }
         check(plan, &self.caps)?;
         let pipelines = self.pipelines(plan, progress)?;
-        let program = Program::new(&self.gpu, plan, pipelines)?;
+        let parts = (self.longest_part, self.flight.pace.unwrap_or(1.0));
+        let program = Program::new(&self.gpu, plan, pipelines, parts)?;
         self.grow_scratch(plan.scratch_bytes)?;
         self.programs.push(Some(program));
         Ok(ProgramId(self.programs.len() as u32 - 1))
@@ -368,8 +384,8 @@ impl Device for VulkanDevice {
         outgrown.retain(|(_, last)| *last > ticket);
         flight.ended = Instant::now();
         flight.waited += flight.ended - asked;
-        program.expected = flight.ended - begun;
-        program.ran = Some(open.slot);
+        let pace = program.took(open.slot, flight.ended - begun);
+        flight.pace = Some(flight.pace.map_or(pace, |slowest| slowest.max(pace)));
         program.slots[open.slot].output(&program.plan, open.rows, output);
         Ok(())
     }

@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 use support::{device, no_messages};
 use zinc_ir::device::{Device, DeviceError, Progress, WeightSource};
 use zinc_ir::graph::{Graph, WeightId};
@@ -54,7 +55,7 @@ fn launch(kernel: u32, from: Span, to: Span, word: u32) -> Entry {
         reads: vec![from],
         writes: vec![to],
         attends: None,
-        bytes: 0,
+        bytes: from.bytes + to.bytes,
         flops: 0,
     })
 }
@@ -296,25 +297,31 @@ fn two_steps_are_in_flight_and_one_reads_what_the_other_left() {
 
 #[test]
 fn times_of_launches_are_told_when_asked_for() {
-    let Some(mut device) = device(Options::default()) else { return };
-    let plans = small(&mut device, 2);
-    let bytes = LANES as u64 * 4;
-    let scratch = span(Buffer::Scratch, 0, bytes);
-    let entries = vec![
-        launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
-        Entry::Barrier,
-        launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
-    ];
-    let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
-    let before = device.run(program, &step(&[0], 1)).expect("runs");
-    assert_eq!(device.profile(program, true), None);
-    assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
-    let times = device.profile(program, false).expect("times");
-    println!("{times:?}");
-    assert_eq!(times.len(), 2);
-    assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
-    assert_eq!(device.profile(program, false), None);
-    no_messages(&device);
+    let whole = Options::default();
+    let parts = Options { longest_part: Duration::ZERO, ..Options::default() };
+    for (options, submissions) in [(whole, 1), (parts, 2)] {
+        let Some(mut device) = device(options) else { return };
+        let plans = small(&mut device, 2);
+        let bytes = LANES as u64 * 4;
+        let scratch = span(Buffer::Scratch, 0, bytes);
+        let entries = vec![
+            launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
+            Entry::Barrier,
+            launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
+        ];
+        let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
+        let handed_over = device.submissions();
+        let before = device.run(program, &step(&[0], 1)).expect("runs");
+        assert_eq!(device.submissions() - handed_over, submissions);
+        assert_eq!(device.profile(program, true), None);
+        assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
+        let times = device.profile(program, false).expect("times");
+        println!("{times:?}");
+        assert_eq!(times.len(), 2);
+        assert_eq!(device.run(program, &step(&[0], 1)).expect("runs"), before);
+        assert_eq!(device.profile(program, false), None);
+        no_messages(&device);
+    }
 }
 
 #[test]

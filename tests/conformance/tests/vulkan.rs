@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::time::Duration;
 use zinc_compiler::Choices;
 use zinc_conformance::{
     ARCHITECTURES, FORMATS, architecture, attention_of_prompts, batch_equals_solo, best_candidates_are_the_logits_best,
@@ -160,6 +161,22 @@ fn chained_steps() {
 #[test]
 fn tails() {
     on_device(|device| [9000, 9001, 128_256].into_iter().for_each(|vocabulary| tails_agree(device, vocabulary)));
+}
+
+/// Each launch a submission of its own: as the device hands over what would keep it busy for too long.
+#[test]
+fn in_parts() {
+    let run = |longest_part| {
+        let before = Options { validation: true, emulated_matrices: true, ..Options::default() };
+        let mut device = support::vulkan(&Options { longest_part, ..before })?;
+        architecture(&mut device, "llama", choices(ActPrecision::F32), KvType::F16, 24);
+        chained_equals_unchained(&mut device, "arch/qwen3moe", 6);
+        assert_eq!(device.validation_messages(), [""; 0]);
+        Some(device.submissions())
+    };
+    let Some(whole) = run(Options::default().longest_part) else { return };
+    let parts = run(Duration::ZERO).expect("the same device");
+    assert!(parts > 5 * whole, "{parts} submissions, not in parts {whole}");
 }
 
 /// The layers as one launch. A software driver runs as many workgroups at once as it has threads: two where there are
