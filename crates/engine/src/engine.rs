@@ -371,7 +371,6 @@ impl Engine {
             hidden,
             split: request.split.map(|p| p as usize),
             prompt,
-            salt: request.salt,
             shared: (0, 0),
             suspect: false,
             started: false,

@@ -25,6 +25,8 @@ use zinc_text::{ChatTemplate, Tokenizer};
 pub(crate) struct Setup {
     pub(crate) context: u32,
     pub(crate) parallel: u32,
+    /// Most token rows of a step.
+    pub(crate) rows: u32,
     /// Pages of the KV pool; `None`: enough for all.
     pub(crate) pages: Option<u32>,
     pub(crate) queue: usize,
@@ -39,6 +41,7 @@ pub(crate) struct Setup {
 pub(crate) const USUAL: Setup = Setup {
     context: 512,
     parallel: 4,
+    rows: 64,
     pages: None,
     queue: 1000,
     grace: Duration::from_secs(5),
@@ -80,9 +83,9 @@ pub(crate) fn load_kept(name: &str, setup: Setup, mut open: Open, kept: Option<K
     let model = zinc_models::open(&gguf).map_err(|e| e.to_string())?;
     let weights = GgufWeights::new(gguf.clone(), &model.graph).map_err(|e| e.to_string())?;
     let device = open().map_err(|e| e.to_string())?;
-    let Setup { context, parallel, pages, .. } = setup;
+    let Setup { context, parallel, rows, pages, .. } = setup;
     let kv = kept.as_ref().map_or(Options::default().kv, |kept| kept.kv);
-    let options = Options { context, sequences: parallel, pages, kv, rows: 64, ..Options::default() };
+    let options = Options { context, sequences: parallel, pages, kv, rows, ..Options::default() };
     let mut engine =
         Engine::new(device, model.graph.clone(), &weights, options, &mut |_| ()).map_err(|e| e.to_string())?;
     if let Some(Kept { folder, limit, .. }) = kept {
