@@ -371,6 +371,7 @@ impl Engine {
             hidden,
             split: request.split.map(|p| p as usize),
             prompt,
+            salt: request.salt,
             shared: (0, 0),
             suspect: false,
             started: false,

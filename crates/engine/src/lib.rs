@@ -29,6 +29,6 @@ pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
 pub use random::Random;
 pub use replace::OpenError;
 pub use sampler::{Sampling, SamplingError, argmax};
-pub use sequence::{Constraint, Event, Finish, Request, SequenceId};
+pub use sequence::{Constraint, Event, Finish, Request, Salt, SequenceId};
 pub use share::Share;
 pub use store::{KeptPage, PageName, PageStore};

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A page depends on every token before it as well as on its own, so an entry is found by the hash of the whole prefix
-//! and then compared token by token. Only full pages are kept whose step the device has ended: they are never written
+//! and then compared token by token. The hash begins with the sequence's salt: those of different salts share nothing, so
+//! that nobody can tell from the time of an answer, or from its count of cached tokens, what others have asked. Only full pages are kept whose step the device has ended: they are never written
 //! again, hence can be shared. Layers with a sliding window have the same pages as all others, so what is found serves
 //! them, too.
 //!
@@ -19,14 +20,14 @@
 //! end is evicted first: the beginning is of use without it, but not the other way round.
 
 use crate::pool::{KvPool, Page};
-use crate::sequence::Sequence;
+use crate::sequence::{Salt, Sequence};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use zinc_ir::plan::PAGE_TOKENS;
 
 const PAGE: usize = PAGE_TOKENS as usize;
 
-/// One full page: its own tokens, and the key of the page before it.
+/// One full page: its own tokens, and the key of the page before it, or of its sequence's salt.
 #[derive(Debug)]
 struct Entry {
     before: u64,
@@ -55,10 +56,25 @@ pub(crate) struct Gone {
     pub(crate) tokens: [u32; PAGE],
     /// It is the sequence's first page; the others follow the one before them.
     pub(crate) first: bool,
+    /// The sequence's.
+    pub(crate) salt: Option<Salt>,
 }
 
 impl PrefixCache {
-    /// Key of a page with these tokens after the pages that `before` stands for (0: none).
+    /// What stands before the first page of a sequence.
+    fn root(&self, salt: Option<Salt>) -> u64 {
+        salt.map_or(0, |salt| self.hasher.hash_one(salt))
+    }
+
+    /// Leading pages of a sequence that it has, and what stands for them.
+    fn shared(&self, sequence: &Sequence) -> (usize, u64) {
+        match sequence.shared {
+            (0, _) => (0, self.root(sequence.salt)),
+            shared => shared,
+        }
+    }
+
+    /// Key of a page with these tokens after the pages that `before` stands for.
     fn key(&self, before: u64, tokens: &[u32]) -> u64 {
         self.hasher.hash_one((before, tokens))
     }
@@ -66,13 +82,14 @@ impl PrefixCache {
     /// Takes note of the full pages of a sequence that goes, and gives all of its pages back: it has none afterwards.
     pub(crate) fn keep(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         let full = sequence.computed / PAGE;
-        let mut before = 0;
+        let mut before = self.root(sequence.salt);
         for (page, tokens) in sequence.pages.iter().zip(sequence.tokens.chunks_exact(PAGE)).take(full) {
             // An equal page noted earlier gives way, so that the pages of a prefix go together.
             before = self.note(before, tokens, page, true, pool);
             let number = page.number();
             if let (Some(gone), Ok(tokens)) = (&mut self.gone, tokens.try_into()) {
-                gone.push(Gone { key: before, page: number, tokens, first: number == sequence.pages[0].number() });
+                let first = number == sequence.pages[0].number();
+                gone.push(Gone { key: before, page: number, tokens, first, salt: sequence.salt });
             }
         }
         sequence.release_pages(pool);
@@ -82,7 +99,7 @@ impl PrefixCache {
     pub(crate) fn share(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
         let full = sequence.computed.min(sequence.prompt) / PAGE;
         while sequence.shared.0 < full {
-            let (i, before) = sequence.shared;
+            let (i, before) = self.shared(sequence);
             let tokens = &sequence.tokens[i * PAGE..(i + 1) * PAGE];
             sequence.shared = (i + 1, self.note(before, tokens, &sequence.pages[i], false, pool));
         }
@@ -107,7 +124,7 @@ impl PrefixCache {
 
     /// Gives a sequence without pages those of its longest known prefix.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
-        let mut before = 0;
+        let mut before = self.root(sequence.salt);
         for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
             let this = self.key(before, tokens);
             let Some(entry) = self.entries.get(&this) else { break };
@@ -122,10 +139,10 @@ impl PrefixCache {
         sequence.shared = (sequence.pages.len(), before);
     }
 
-    /// How many leading pages of these tokens it has.
-    pub(crate) fn known(&self, tokens: &[u32]) -> usize {
-        let (mut known, mut before) = (0, 0);
-        for tokens in tokens.chunks_exact(PAGE) {
+    /// How many leading pages of a sequence it has.
+    pub(crate) fn known(&self, sequence: &Sequence) -> usize {
+        let (mut known, mut before) = (0, self.root(sequence.salt));
+        for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
             let this = self.key(before, tokens);
             match self.entries.get(&this) {
                 Some(entry) if entry.before == before && *entry.tokens == *tokens => {
@@ -145,7 +162,7 @@ impl PrefixCache {
     /// Takes in a page that has come from elsewhere, the next full one of a sequence that has none but those shared; it is
     /// the sequence's.
     pub(crate) fn restore(&mut self, sequence: &mut Sequence, page: Page, pool: &mut KvPool) {
-        let (i, before) = sequence.shared;
+        let (i, before) = self.shared(sequence);
         let tokens = &sequence.tokens[i * PAGE..(i + 1) * PAGE];
         // An equal page noted meanwhile gives way, so that the pages of a prefix go together.
         sequence.shared = (i + 1, self.note(before, tokens, &page, true, pool));

@@ -19,6 +19,9 @@ use zinc_ir::plan::{Step, Tail};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SequenceId(pub u64);
 
+/// Keeps what sequences have computed apart from what others have: a digest of whatever is to be told apart.
+pub type Salt = [u8; 16];
+
 /// What to compute.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
@@ -40,6 +43,8 @@ pub struct Request {
     pub split: Option<u32>,
     /// Whom it is for, and how urgent it is.
     pub share: Share,
+    /// Shares K and V only with sequences of the same salt; `None`: with those that have none.
+    pub salt: Option<Salt>,
 }
 
 /// Says which tokens may come next in a sequence whose text must follow a grammar.
@@ -144,6 +149,8 @@ pub(crate) struct Sequence {
     pub(crate) split: Option<usize>,
     /// How many of the tokens are its prompt.
     pub(crate) prompt: usize,
+    /// It shares pages only with sequences of the same salt.
+    pub(crate) salt: Option<Salt>,
     /// Leading pages that the prefix cache has, and the key of the last of them.
     pub(crate) shared: (usize, u64),
     /// A page of it may be bad: nobody is given any of its pages.

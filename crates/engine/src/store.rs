@@ -37,7 +37,7 @@ pub type PageName = [u8; 16];
 pub struct KeptPage {
     /// Its name.
     pub name: PageName,
-    /// That of the page before it, unless it is the first.
+    /// That of the page before it; of the first one, its sequence's salt, if it has one.
     pub before: Option<PageName>,
     /// Pages before it.
     pub depth: u32,
@@ -49,7 +49,8 @@ pub struct KeptPage {
 
 /// Keeps pages. The engine's thread calls it: nothing here may wait.
 pub trait PageStore: Send {
-    /// The name of the page of these tokens after the page `before`.
+    /// The name of the page of these tokens after the page `before`; before the first one is its sequence's salt, if it has
+    /// one.
     fn name(&self, before: Option<PageName>, tokens: &[u32]) -> PageName;
     /// Is this page there, as far as is known?
     fn has(&self, name: PageName) -> bool;
@@ -112,7 +113,7 @@ impl Keeper {
     fn names(&self, sequence: &Sequence, known: usize) -> Vec<PageName> {
         let mut names: Vec<PageName> = vec![];
         for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
-            let name = self.store.name(names.last().copied(), tokens);
+            let name = self.store.name(names.last().copied().or(sequence.salt), tokens);
             if names.len() >= known && !self.store.has(name) {
                 break;
             }
@@ -132,9 +133,9 @@ impl Keeper {
     /// Takes note of pages of sequences that have gone.
     fn note(&mut self, gone: &mut Vec<Gone>, most: usize) {
         let (mut before, mut depth) = (None, 0);
-        for Gone { key, page, tokens, first } in gone.drain(..) {
+        for Gone { key, page, tokens, first, salt } in gone.drain(..) {
             if first {
-                (before, depth) = (None, 0);
+                (before, depth) = (salt, 0);
             }
             let name = self.store.name(before, &tokens);
             if !self.store.has(name) && !self.unsaved.iter().any(|u| u.kept.name == name) {
@@ -202,7 +203,7 @@ impl Engine {
     /// Takes in a sequence: if the store has pages of it, those come first.
     pub(crate) fn enter(&mut self, sequence: Sequence) {
         if let Some(keeper) = &mut self.keeper {
-            let known = self.scheduler.prefixes.known(&sequence.tokens[..sequence.adoptable()]);
+            let known = self.scheduler.prefixes.known(&sequence);
             let names = keeper.names(&sequence, known);
             if names.len() > known {
                 let new = Restoring { sequence, names };

@@ -67,7 +67,7 @@ impl PageStore for Memory {
 
     fn save(&mut self, page: KeptPage) {
         assert_eq!(page.name, self.name(page.before, &page.tokens));
-        assert!(page.before.is_some() == (page.depth > 0) && !page.bytes.is_empty());
+        assert!((page.before.is_some() || page.depth == 0) && !page.bytes.is_empty());
         self.pages.lock().unwrap().insert(page.name, page);
     }
 
@@ -127,7 +127,9 @@ proptest! {
                 let mut prompt = vec![*token; *length];
                 prompt.push(i as u32);
                 let share = Share { priority: i as i32 % 2, ..Share::default() };
-                let request = Request { prompt, predict: Some(*predict), sampling, share, ..Request::default() };
+                let salt = [None, Some([i as u8 % 2; 16])][usize::from(i % 3 == 0)];
+                let predict = Some(*predict);
+                let request = Request { prompt, predict, sampling, share, salt, ..Request::default() };
                 let id = engine.submit(request.clone()).unwrap();
                 record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
                 engine.audit().unwrap();
@@ -167,6 +169,37 @@ fn another_engine_takes_up_where_one_left_off() {
     let prompt = [&request.prompt[..], &first.tokens, &[7; 40]].concat();
     let (known, _, _) = run(&Request { prompt, predict: Some(1), ..Request::default() });
     assert_eq!(known, 128);
+}
+
+#[test]
+fn sequences_of_different_salts_share_no_page() {
+    let store = Memory::default();
+    let options = Options { context: 256, sequences: 4, ..Options::default() };
+    let salted = |salt: Option<u8>| Request { salt: salt.map(|salt| [salt; 16]), ..request(0, 100, 60) };
+    let expected = solo(&salted(None), 256);
+    let known = |engine: &mut Engine, salt| {
+        let id = engine.submit(salted(salt)).unwrap();
+        let mut outcomes = HashMap::new();
+        let known = finish(engine, &store, &mut outcomes);
+        assert_eq!(outcomes[&id], expected, "a salt changes no answer");
+        known
+    };
+    let salts = [None, Some(1), Some(2)];
+    let mut engine = keeping(options.clone(), &store);
+    assert_eq!(salts.map(|salt| known(&mut engine, salt)), [0; 3]);
+    assert_eq!(salts.map(|salt| known(&mut engine, salt)), [96; 3]);
+    // From the store.
+    let mut engine = keeping(options.clone(), &store);
+    assert_eq!(salts.map(|salt| known(&mut engine, salt)), [96; 3]);
+    assert_eq!((known(&mut engine, Some(3)), engine.kept_pages()), (0, (4, 9)));
+    // Of sequences that run.
+    let mut engine = keeping(options, &Memory::default());
+    let began = [Some(1), Some(1), Some(2), None].map(|salt| {
+        engine.submit(salted(salt)).unwrap();
+        let events: Vec<Event> = (0..6).flat_map(|_| engine.step(&mut |_| ()).unwrap()).collect();
+        started(&events)[0].1
+    });
+    assert_eq!((began, engine.load().running), ([0, 96, 0, 0], 4));
 }
 
 #[test]

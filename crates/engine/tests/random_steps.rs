@@ -50,6 +50,7 @@ fn requests(random: &mut Random, count: u32) -> Vec<(Request, Outcome)> {
             end_tokens: if below(random, 2) == 0 { Arc::from([3, 4]) } else { Arc::from([]) },
             logits_from: logits_from.filter(|_| hidden_from.is_none()),
             hidden_from,
+            salt: pick(random, &[None, None, Some([1; 16])]),
             split: (below(random, 12) == 0).then(|| below(random, prompt.len() as u32)),
             prompt,
             ..Request::default()

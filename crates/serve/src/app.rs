@@ -204,6 +204,7 @@ impl App {
     ) -> Result<Answer, ApiError> {
         let arrived = Instant::now();
         generation.share = visit.caller.share(generation.share.priority);
+        generation.salt = visit.caller.salt(generation.salt);
         let mut updates = 0;
         for prompt in &generation.prompts {
             updates += most_updates(room_for(model, prompt.len(), generation.predict)?) * generation.n;

@@ -4,7 +4,7 @@ use crate::pooling::Pooling;
 use crate::reasoning::{Guide, Reader};
 use crate::tools::CallReader;
 use std::sync::Arc;
-use zinc_engine::{Sampling, Share};
+use zinc_engine::{Salt, Sampling, Share};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub(crate) struct Generation {
     pub(crate) echo: Option<Vec<String>>,
     /// Whom they are for, and how urgent they are; requests say the priority that they ask for.
     pub(crate) share: Share,
+    /// They know cached prompts of this salt only; requests say the one that they ask for.
+    pub(crate) salt: Option<Salt>,
     /// It is embeddings of the prompts that are wanted; `predict` is 0 then.
     pub(crate) pooling: Option<Pooling>,
 }

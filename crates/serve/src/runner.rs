@@ -283,6 +283,7 @@ impl Runner {
                 hidden_from: generation.pooling.map(|pooling| pooling.first(prompt.len())),
                 split: None,
                 share: generation.share,
+                salt: generation.salt,
             };
             match self.engine.submit_within(request, generation.guide.clone().map(Guide::boxed)) {
                 Ok(id) => {

@@ -82,6 +82,24 @@ fn a_node_started_again_knows_what_it_knew() {
 }
 
 #[test]
+fn a_salt_keeps_prompts_apart_on_disk_too() {
+    let folder = Folder::new("salt");
+    let prompt = long("shark");
+    let cached = |server: &Running, salt: Option<&str>| {
+        let body = json!({"prompt": prompt, "max_tokens": 3, "cache_salt": salt});
+        let reply = server.post("/v1/completions", &body).ok();
+        reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
+    };
+    let salts = [None, Some("a"), Some("b")];
+    let first = serve_from(&folder.0, NO_LIMIT, F16);
+    assert_eq!(salts.map(|salt| cached(&first, salt)), [0; 3]);
+    drop(first);
+    let second = serve_from(&folder.0, NO_LIMIT, F16);
+    assert_eq!(cached(&second, Some("c")), 0);
+    assert!(salts.iter().all(|salt| cached(&second, *salt) >= 96));
+}
+
+#[test]
 fn what_is_damaged_is_not_there() {
     let folder = Folder::new("damaged");
     let prompt = long("squid");

@@ -6,6 +6,7 @@ mod client;
 use client::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use zinc_serve::{Config, Keys};
 
 const SETUP: Setup = Setup { context: 4096, parallel: 2, ..USUAL };
 
@@ -81,4 +82,41 @@ fn the_second_turn_computes_only_what_is_new() {
 #[test]
 fn also_where_layers_have_a_sliding_window() {
     second_turn_computes_only_what_is_new("gemma3");
+}
+
+/// Tokens of a prompt that a key need not wait for.
+fn cached(server: &Running, key: &str, salt: Value) -> u64 {
+    let messages = json!([{"role": "user", "content": "The sea was calm. ".repeat(9)}]);
+    let body = json!({"messages": messages, "max_tokens": 3, "cache_salt": salt}).to_string();
+    let request = Request::new("POST", "/v1/chat/completions").header("Authorization", &format!("Bearer {key}"));
+    let usage = request.body(body).send(server.address).finish().ok()["usage"].clone();
+    usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
+}
+
+#[test]
+fn who_does_not_know_the_salt_cannot_tell_what_was_asked() {
+    let server = serve(USUAL);
+    for salt in [json!(null), json!("a"), json!("b ü")] {
+        assert_eq!(cached(&server, "", salt.clone()), 0, "{salt}");
+        assert!(cached(&server, "", salt.clone()) >= 96, "{salt}");
+    }
+    for wrong in [json!(""), json!(7), json!(["a"])] {
+        let reply = server.post("/v1/completions", &json!({"prompt": "x", "cache_salt": wrong}));
+        assert_eq!((reply.status, reply.json()["error"]["param"].as_str()), (400, Some("cache_salt")), "{wrong}");
+    }
+}
+
+#[test]
+fn a_key_may_have_a_cache_of_its_own() {
+    let keys = "sk-a name=a cache=own\nsk-a2 name=a cache=own\nsk-b name=b\nsk-c name=c cache=shared\nsk-d cache=own";
+    let keys = Keys::lines(keys).expect("keys");
+    let server = start(Config { keys, ..config(USUAL) }, || load(USUAL));
+    server.wait_until("the model is loaded", |s| s.get("/health").status == 200);
+    for (key, known) in [("sk-a", false), ("sk-b", false), ("sk-c", true), ("sk-d", false), ("sk-a2", true)] {
+        assert_eq!(cached(&server, key, Value::Null) >= 96, known, "{key}");
+    }
+    let salts = ["a", "b"].map(Value::from);
+    assert_eq!(salts.map(|salt| cached(&server, "sk-b", salt)), [0, 0]);
+    assert_eq!(cached(&server, "sk-a", json!("b")), 0, "not even with another's salt");
+    assert!(cached(&server, "sk-c", json!("b")) >= 96, "where all is shared, whoever knows the salt is let in");
 }

@@ -28,6 +28,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         hidden: false,
         split: None,
         prompt: tokens.len(),
+        salt: None,
         shared: (0, 0),
         suspect: false,
         started: false,

@@ -120,6 +120,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         first_call: tools.as_ref().and_then(Tools::first_call),
         echo: None,
         share: parameters::share(&mut fields)?,
+        salt: parameters::cache_salt(&mut fields)?,
         pooling: None,
     };
     parameters::finish(

@@ -104,6 +104,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         first_call: None,
         echo: None,
         share: parameters::share(&mut fields)?,
+        salt: parameters::cache_salt(&mut fields)?,
         pooling: None,
     };
     parameters::finish(

@@ -17,7 +17,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use serde_json::json;
 use std::sync::Arc;
-use zinc_engine::{Sampling, Share};
+use zinc_engine::{Salt, Sampling, Share};
 use zinc_text::TextStart;
 
 /// Most inputs of a request: OpenAI's own limit.
@@ -43,6 +43,7 @@ struct Asked {
     form: Form,
     dimensions: usize,
     share: Share,
+    salt: Option<Salt>,
 }
 
 #[derive(Serialize)]
@@ -81,9 +82,9 @@ pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: R
         let asked = read(Fields::read(&body)?, &worker)?;
         let encode = |input: Prompt| Ok(input.encode(&worker, "input", worker.special_in_content)?.0);
         let inputs = asked.inputs.into_iter().map(encode).collect::<Result<Vec<Arc<[u32]>>, ApiError>>()?;
-        Ok((asked.name, asked.pooling, asked.form, asked.dimensions, asked.share, inputs))
+        Ok((asked.name, asked.form, asked.dimensions, (asked.pooling, asked.share, asked.salt), inputs))
     };
-    let (name, pooling, form, dimensions, share, inputs) = aside(prepare).await?;
+    let (name, form, dimensions, how, inputs) = aside(prepare).await?;
     // One that does not fit is found before the others are computed.
     inputs.iter().try_for_each(|input| app.fits(&model, input.len(), Some(0)))?;
     let reserved = inputs.iter().map(|input| input.len() as u64).sum();
@@ -92,7 +93,7 @@ pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: R
     let mut vectors = vec![];
     let mut tokens = 0;
     for group in inputs.chunks(charge.sequences()) {
-        let (count, group) = (group.len(), generation(group, pooling, share));
+        let (count, group) = (group.len(), generation(group, how));
         let mut answer = app.submit(&visit, &model, group, TextStart::Beginning, charge.clone())?;
         let mut found = vec![None; count];
         while let Some(delta) = answer.next().await {
@@ -128,7 +129,7 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     let pooling = model.pooling.ok_or_else(|| {
         ApiError::invalid("the model's file names a pooling that decoders do not have; start the server with --pooling")
     })?;
-    let share = parameters::share(&mut fields)?;
+    let (share, salt) = (parameters::share(&mut fields)?, parameters::cache_salt(&mut fields)?);
     fields.ignore(&["user"]);
     fields.refuse(&[
         ("input_type", json!("")),
@@ -137,11 +138,11 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         ("embd_normalize", json!(2)),
     ])?;
     fields.finish()?;
-    Ok(Asked { name, inputs, pooling, form, dimensions, share })
+    Ok(Asked { name, inputs, pooling, form, dimensions, share, salt })
 }
 
 /// What gives the embeddings of these texts.
-fn generation(inputs: &[Arc<[u32]>], pooling: Pooling, share: Share) -> Generation {
+fn generation(inputs: &[Arc<[u32]>], (pooling, share, salt): (Pooling, Share, Option<Salt>)) -> Generation {
     Generation {
         prompts: inputs.to_vec(),
         n: 1,
@@ -155,6 +156,7 @@ fn generation(inputs: &[Arc<[u32]>], pooling: Pooling, share: Share) -> Generati
         first_call: None,
         echo: None,
         share,
+        salt,
         pooling: Some(pooling),
     }
 }

@@ -3,12 +3,13 @@
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Grammar;
+use crate::keys::salt;
 use crate::model::{Model, Reasoning};
 use serde_json::{Map, Number, Value, json};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use zinc_engine::{Sampling, Share};
+use zinc_engine::{Salt, Sampling, Share};
 
 /// Parameters that say something about the client, or choose among things of which there is only one here.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -81,6 +82,15 @@ pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, A
 pub(super) fn share(fields: &mut Fields) -> Result<Share, ApiError> {
     let priority = fields.count("priority", i32::MIN.into(), i32::MAX.into())?.unwrap_or(0) as i32;
     Ok(Share { priority, ..Share::default() })
+}
+
+/// `cache_salt`, as vLLM has it: only requests of the same salt know this one's prompt.
+pub(super) fn cache_salt(fields: &mut Fields) -> Result<Option<Salt>, ApiError> {
+    const NAME: &str = "cache_salt";
+    match fields.take::<String>(NAME)? {
+        Some(text) if text.is_empty() => Err(ApiError::parameter(NAME, "`cache_salt` must not be empty")),
+        text => Ok(text.map(|text| salt::of_text(&text))),
+    }
 }
 
 /// `seed`: any whole number of 64 bits; a new one where there is none, or it is -1.

@@ -11,13 +11,14 @@
 use super::ledger::{Ledger, Spent, until_next};
 use super::rate::{Rate, Taken};
 use super::rules::Rules;
+use super::salt;
 use crate::model::unix_seconds;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use zinc_engine::Share;
+use zinc_engine::{Salt, Share};
 
 /// Whose requests are when there are no keys.
 const ANYONE: &str = "anyone";
@@ -146,6 +147,11 @@ impl Caller {
             weight: NonZeroU32::new(self.rules.weight).unwrap_or(NonZeroU32::MIN),
             priority: self.rules.priority.saturating_add(asked),
         }
+    }
+
+    /// Keeps what is computed for a request that asks for this salt apart from what others may know.
+    pub(crate) fn salt(&self, asked: Option<Salt>) -> Option<Salt> {
+        if self.rules.own_cache { Some(salt::of_key(&self.rules.name, asked)) } else { asked }
     }
 
     /// Counts a request, if it may be made now.

@@ -13,6 +13,7 @@ mod charge;
 mod ledger;
 mod rate;
 mod rules;
+pub(crate) mod salt;
 
 pub(crate) use account::{Account, Accounts, Caller, Meter, Refusal};
 pub(crate) use charge::Charge;

@@ -1,7 +1,7 @@
 //! What a key may do: the rest of its line in the file of keys.
 //!
 //! ```text
-//! sk-… | sha256:…   name=alice weight=2 priority=1 rpm=60 tpm=100000 tokens-per-day=1000000 parallel=8 expires=2027-01-31
+//! sk-… | sha256:…   name=alice weight=2 priority=1 rpm=60 tpm=100000 tokens-per-day=1000000 parallel=8 cache=own expires=2027-01-31
 //! ```
 
 use zinc_text::CivilTime;
@@ -27,6 +27,9 @@ pub struct Rules {
     pub tokens: Option<u64>,
     /// Sequences at the same time, waiting ones included.
     pub parallel: Option<u64>,
+    /// Its prompts are known to keys of its name only. Otherwise whoever asks what another has asked can tell so: the answer
+    /// comes sooner, and counts the tokens that were cached.
+    pub own_cache: bool,
     /// It opens nothing from this second since 1970 on.
     pub expires: Option<u64>,
 }
@@ -49,6 +52,7 @@ impl Rules {
             tokens_per_month: None,
             tokens: None,
             parallel: None,
+            own_cache: false,
             expires: None,
         }
     }
@@ -66,11 +70,12 @@ impl Rules {
             "tokens-per-month" => self.tokens_per_month = Some(count(what, value, u64::MAX)?),
             "tokens" => self.tokens = Some(count(what, value, u64::MAX)?),
             "parallel" => self.parallel = Some(count(what, value, u32::MAX.into())?),
+            "cache" => self.own_cache = own(value)?,
             "expires" => self.expires = Some(date(value)?),
             _ => {
                 return Err(format!(
                     "`{what}` is not known; there are name, weight, priority, rpm, tpm, tokens-per-day, tokens-per-month, \
-                     tokens, parallel and expires"
+                     tokens, parallel, cache and expires"
                 ));
             }
         }
@@ -89,6 +94,7 @@ impl Rules {
             ("tokens-per-month", number(self.tokens_per_month)),
             ("tokens", number(self.tokens)),
             ("parallel", number(self.parallel)),
+            ("cache", self.own_cache.then(|| "own".to_owned())),
             ("expires", self.expires.map(day)),
         ];
         let rows = rows.into_iter().filter_map(|(what, value)| value.map(|value| format!("{what}={value}")));
@@ -114,6 +120,15 @@ fn priority(value: &str) -> Result<i32, String> {
     read.ok_or_else(|| format!("priority is `{value}`, but must be from -{MOST_PRIORITY} to {MOST_PRIORITY}"))
 }
 
+/// Does it have a cache of its own?
+fn own(value: &str) -> Result<bool, String> {
+    match value {
+        "own" => Ok(true),
+        "shared" => Ok(false),
+        _ => Err(format!("cache is `{value}`, but must be own or shared")),
+    }
+}
+
 /// The end of a day, in seconds since 1970.
 fn date(value: &str) -> Result<u64, String> {
     let wrong =
@@ -137,7 +152,7 @@ mod tests {
     #[test]
     fn limits_are_read_as_they_are_written() {
         let text = "weight=2 priority=-3 rpm=60 tpm=100000 tokens-per-day=5 tokens-per-month=6 tokens=7 parallel=8 \
-                    expires=2028-02-29";
+                    cache=own expires=2028-02-29";
         let mut rules = Rules::named("a");
         text.split(' ').try_for_each(|part| rules.set(part)).expect("all are known");
         assert_eq!((rules.limits().as_str(), rules.expires), (text, Some(1_835_481_600)));
@@ -151,6 +166,7 @@ mod tests {
             ("speed=3", "`speed` is not known"),
             ("weight=0", "from 1 to 1000"),
             ("rpm=-1", "whole number"),
+            ("cache=mine", "own or shared"),
             ("priority=101", "from -100 to 100"),
             ("name=a b", "letters"),
             ("name=", "letters"),

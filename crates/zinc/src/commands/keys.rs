@@ -22,7 +22,8 @@ use zinc_serve::{Entry, Keys, Ledger, Rules, spell_digest};
 ///
 /// name=NAME (what it uses is counted under it; keys of one name share that), weight=N (share of the engine beside others; 1),
 /// priority=N (whoever has a lower one comes first; 0), rpm=N (requests a minute), tpm=N (tokens a minute),
-/// tokens-per-day=N, tokens-per-month=N (both UTC), tokens=N (in all), parallel=N (answers at the same time),
+/// tokens-per-day=N, tokens-per-month=N (both UTC), tokens=N (in all), parallel=N (answers at the same time), cache=own (prompts
+/// of other names are not known to it, nor its own to them: with the usual cache=shared, time tells whether a prompt is new),
 /// expires=YEAR-MONTH-DAY (the last day).
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
