@@ -519,8 +519,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes the program that will be needed next, as far as the device need not stop for it.
-    fn look_ahead(&mut self) {
+    /// Waits until the program that is being made ahead is there, or cannot be made; steps never do.
+    pub fn wait_ahead(&mut self) {
+        while self.ahead.is_some() {
+            self.take_ahead();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Takes the program that has been made ahead, if it is there by now.
+    fn take_ahead(&mut self) {
         if let Some(ahead) = &mut self.ahead {
             let bucket = ahead.bucket;
             if let Some(plan) = ahead.poll()
@@ -537,6 +545,11 @@ impl Engine {
             }
         }
         self.failed.extend(self.ahead.take_if(|ahead| ahead.has_failed()).map(|ahead| ahead.bucket));
+    }
+
+    /// Makes the program that will be needed next, as far as the device need not stop for it.
+    fn look_ahead(&mut self) {
+        self.take_ahead();
         let soon = self.scheduler.generating_soon(&self.limits);
         if let Some(bucket) = soon.filter(|bucket| !self.programs.contains_key(bucket))
             && self.begin(bucket)

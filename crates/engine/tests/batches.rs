@@ -187,10 +187,7 @@ fn a_program_that_cannot_be_made_ahead_is_an_error_when_it_is_needed() {
     watch.refuses.store(256, Ordering::Relaxed);
     let mut outcomes = HashMap::new();
     let error = loop {
-        // Time for the thread that makes the plan.
-        if watch.refused.load(Ordering::Relaxed) == 0 && engine.ran().is_some_and(|ran| ran.position < 250) {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        engine.wait_ahead();
         match engine.step(&mut |_| ()) {
             Ok(events) => record(&mut outcomes, events),
             Err(error) => break error.to_string(),
@@ -217,8 +214,7 @@ fn the_program_of_a_batch_is_there_when_its_prompts_have_been_read() {
     }
     let mut generating = 0;
     while !engine.is_idle() {
-        // Time for the thread that makes the plan.
-        std::thread::sleep(std::time::Duration::from_millis(if generating == 0 { 20 } else { 0 }));
+        engine.wait_ahead();
         let before = engine.programs();
         let program = engine.prepare_step(&mut |_| ()).unwrap();
         let bucket = program.map(|p| p.plan.bucket);
@@ -240,8 +236,7 @@ fn a_program_that_cannot_be_made_ahead_does_not_keep_others_from_it() {
     let id = engine.submit(request.clone()).unwrap();
     let mut outcomes = HashMap::new();
     while engine.ran().is_none_or(|ran| ran.position < 512) {
-        // Time for the thread that makes the plans.
-        std::thread::sleep(std::time::Duration::from_millis(if engine.programs() < 2 { 50 } else { 0 }));
+        engine.wait_ahead();
         let (first, before) = (engine.ran().is_none(), engine.programs());
         engine.prepare_step(&mut |_| ()).unwrap();
         assert!(first || engine.programs() == before, "a step of the prompt waited for its program");

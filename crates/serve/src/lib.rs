@@ -268,8 +268,8 @@ impl Server {
         let served = async {
             let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Threads)?;
             if config.signals {
-                tokio::spawn(signals::obey(stop));
-                tokio::spawn(signals::reload(config.reload.clone(), app.clone()));
+                // Before anyone is answered: a signal that comes then is not lost, and ends nothing that it should not.
+                signals::take_over(stop, config.reload.clone(), app.clone());
             }
             if let Some(collector) = config.traces.clone() {
                 app.tracer.set(Tracer::start(collector, app.metrics.clone())).ok();

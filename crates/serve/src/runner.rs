@@ -345,6 +345,7 @@ impl Runner {
         if stepped.is_ok() {
             // Before anyone hears of it: whoever has an answer finds its steps counted.
             self.metrics.steps.add(1);
+            self.count_pages();
             self.bill(now);
         }
         for event in events.drain(..) {
@@ -376,20 +377,19 @@ impl Runner {
         self.lost = Some(Lost::Recovering(loss.to_owned()));
         self.look();
         let began = Instant::now();
-        self.lost = match self.recovery.run(&mut self.engine, loss) {
-            Ok(()) => {
-                tracing::info!(seconds = began.elapsed().as_secs_f64(), "the device is back");
-                None
-            }
-            Err(why) => {
-                tracing::error!(why, live = self.live.len(), "the device is gone for good");
-                self.fail_all(&Failure::Lost(why.clone()));
-                Some(Lost::ForGood(why))
-            }
-        };
+        let back = self.recovery.run(&mut self.engine, loss);
         // Nobody pays for that.
         self.unbilled = Instant::now();
+        self.lost = back.as_ref().err().cloned().map(Lost::ForGood);
+        // Before any answer ends or goes on: whoever hears of that finds the same said of the device.
         self.look();
+        match back {
+            Ok(()) => tracing::info!(seconds = began.elapsed().as_secs_f64(), "the device is back"),
+            Err(why) => {
+                tracing::error!(why, live = self.live.len(), "the device is gone for good");
+                self.fail_all(&Failure::Lost(why));
+            }
+        }
     }
 
     /// Puts the time since the last step on the bills of those who had rows in this one.
@@ -487,6 +487,13 @@ impl Runner {
         }
     }
 
+    /// Counts the pages that have gone to the disk and come from there.
+    fn count_pages(&self) {
+        let (kept, restored) = self.engine.kept_pages();
+        self.metrics.pages_kept.raise(kept);
+        self.metrics.pages_restored.raise(restored);
+    }
+
     fn look_if_due(&mut self) {
         let (when, with) = self.looked;
         if self.live.len() != with || when.elapsed() >= LOOK {
@@ -500,9 +507,7 @@ impl Runner {
         let mut slots: Vec<Slot> = self.live.values().map(Live::slot).collect();
         slots.sort_by_key(|slot| (!slot.started, slot.number));
         let (load, preemptions) = (self.engine.load(), self.engine.preemptions());
-        let (kept, restored) = self.engine.kept_pages();
-        self.metrics.pages_kept.raise(kept);
-        self.metrics.pages_restored.raise(restored);
+        self.count_pages();
         let snapshot = Snapshot { load, preemptions, slots, lost: self.lost.clone() };
         *self.snapshot.lock().unwrap_or_else(|poison| poison.into_inner()) = snapshot;
     }

@@ -5,6 +5,8 @@ use crate::app::App;
 use crate::keys::Keys;
 use crate::tls::Tls;
 use std::sync::Arc;
+#[cfg(unix)]
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Reads something anew; the error goes to the log.
 type Read<T> = Arc<dyn Fn() -> Result<T, String> + Send + Sync>;
@@ -34,20 +36,30 @@ impl std::fmt::Debug for Reload {
     }
 }
 
+/// Takes the signals over, and obeys them from now on; must be called inside of the runtime.
+pub(crate) fn take_over(stop: Stop, reload: Reload, app: Arc<App>) {
+    tokio::spawn(obey(Ends::new(), stop));
+    #[cfg(unix)]
+    match signal(SignalKind::hangup()) {
+        Ok(hangup) => drop(tokio::spawn(read_anew(hangup, reload, app))),
+        Err(error) => tracing::warn!(%error, "SIGHUP does what it always does: it ends the server"),
+    }
+    #[cfg(not(unix))]
+    drop((reload, app));
+}
+
 /// Lets the server end at the first signal, and ends the process at the second: a step of a long prompt can take a while.
-pub(crate) async fn obey(stop: Stop) {
-    signal().await;
+async fn obey(mut ends: Ends, stop: Stop) {
+    ends.next().await;
     tracing::info!("stopping; requests that have begun may end (once more: at once)");
     stop.drain();
-    signal().await;
+    ends.next().await;
     std::process::exit(130);
 }
 
 /// Reads keys and certificate anew at every SIGHUP, which ends the server in no case.
 #[cfg(unix)]
-pub(crate) async fn reload(reload: Reload, app: Arc<App>) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+async fn read_anew(mut hangup: Signal, reload: Reload, app: Arc<App>) {
     while hangup.recv().await.is_some() {
         if reload.keys.is_none() && reload.tls.is_none() {
             tracing::warn!("SIGHUP came, but there is no file of keys and no certificate to read anew");
@@ -66,29 +78,37 @@ pub(crate) async fn reload(reload: Reload, app: Arc<App>) {
     }
 }
 
-/// There is no SIGHUP here.
-#[cfg(not(unix))]
-pub(crate) async fn reload(_: Reload, _: Arc<App>) {}
+/// What ends the server. Where a signal cannot be taken over it does what it always does.
+struct Ends {
+    #[cfg(unix)]
+    both: Option<(Signal, Signal)>,
+}
 
-/// Waits for a signal. Where one cannot be taken over it does what it always does.
-#[cfg(unix)]
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
+impl Ends {
+    /// From now on the signals do nothing but be seen.
+    fn new() -> Ends {
+        #[cfg(unix)]
+        let both = signal(SignalKind::interrupt()).ok().zip(signal(SignalKind::terminate()).ok());
+        Ends {
+            #[cfg(unix)]
+            both,
+        }
+    }
+
+    /// Waits for Ctrl-C or SIGTERM.
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        if let Some((interrupt, terminate)) = &mut self.both {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
+            return;
         }
-        _ => std::future::pending().await,
-    }
-}
-
-/// Waits for Ctrl-C.
-#[cfg(not(unix))]
-async fn signal() {
-    if tokio::signal::ctrl_c().await.is_err() {
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_ok() {
+            return;
+        }
         std::future::pending().await
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zinc_serve::{Keys, Server};
 
 /// A context that takes seconds to fill.
@@ -74,11 +74,14 @@ fn a_thousand_clients_that_leave_leave_nothing_behind() {
             });
         }
     });
-    server.wait_until("nothing is held", nothing_is_held);
     let ended = |how: &str| {
         server.metric(&format!("vllm:request_success_total{{model_name=\"tiny\",finished_reason=\"{how}\"}}"))
     };
-    assert_eq!(["stop", "length", "abort", "error"].map(ended).iter().sum::<f64>(), 1500.0);
+    // The last ones may have left before the engine's thread heard of them.
+    server.wait_until("all have ended", |_| {
+        ["stop", "length", "abort", "error"].map(ended).iter().sum::<f64>() == 1500.0
+    });
+    server.wait_until("nothing is held", nothing_is_held);
     assert!(ended("abort") > 1000.0 && ended("error") == 0.0);
     let quick = json!({"prompt": "x", "max_tokens": 8, "ignore_eos": true});
     assert_eq!(server.post("/v1/completions", &quick).ok()["usage"]["completion_tokens"], 8);
@@ -145,12 +148,11 @@ fn who_does_not_read_holds_nobody_up() {
     let server = serve(LONG);
     let mut lazy = server.open("/v1/completions", &endless(json!({"max_tokens": 12_000})));
     lazy.event().expect("it has begun");
-    let start = Instant::now();
+    // Were they held up, they would be for ever: it reads nothing before they have their answers.
     for _ in 0..20 {
         let quick = json!({"prompt": "x", "max_tokens": 8, "ignore_eos": true});
         assert_eq!(server.post("/v1/completions", &quick).ok()["usage"]["completion_tokens"], 8);
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     // Nor is anything lost to it, when it reads at last.
     let events = lazy.events();
     assert_eq!(events.last().expect("an event")["choices"][0]["finish_reason"], "length");
@@ -305,7 +307,7 @@ fn who_sends_half_a_request_holds_nobody_up() {
 
 #[test]
 fn a_stopped_server_lets_answers_end() {
-    let server = serve(LONG);
+    let server = serve(Setup { grace: Duration::from_secs(600), ..LONG });
     let body = endless(json!({"max_tokens": 3000}));
     let mut response = server.open("/v1/completions", &body);
     response.event().expect("it has begun");

@@ -33,6 +33,7 @@ mod vulkan_device;
 
 pub use direct::KernelArg;
 pub use error::VulkanError;
+pub use quads::Quads;
 pub use replay::Patience;
 pub use report::{DeviceReport, DeviceType, Heap, list_devices};
 pub use stats::{KernelStats, compile_only};

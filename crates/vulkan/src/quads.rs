@@ -6,6 +6,7 @@
 
 use crate::direct::KernelArg;
 use crate::error::VulkanError;
+use crate::report::DeviceReport;
 use crate::vulkan_device::VulkanDevice;
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::{ArgKind, Builder, Kernel, MatrixMemory, MatrixType, MatrixUse, Scalar, Type, Val, quad_place};
@@ -16,17 +17,53 @@ const A: MatrixType = MatrixType { scalar: Scalar::F16, rows: 16, cols: 16, usag
 /// Elements of a lane.
 const EACH: u32 = 8;
 
+/// How lanes hold 16×16 matrices A of halves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Quads {
+    /// There are none, or none for subgroups of 32 lanes.
+    Absent,
+    /// In quads, so that kernels may write straight into them.
+    Held,
+    /// In another way: kernels fill them from workgroup memory.
+    Otherwise,
+    /// They could not be looked at, for this reason: used as if held in another way, which is right, but slower for batches.
+    Unknown(String),
+}
+
+impl DeviceReport {
+    /// Does opening the device tell more of [`Quads`] than that there are none?
+    pub fn may_have_quads(&self) -> bool {
+        worth_a_look(&self.caps(self.subgroup_size))
+    }
+}
+
 /// Are there 16×16 matrices A of halves, for subgroups that could hold them in quads?
 fn worth_a_look(caps: &Caps) -> bool {
     let square = |s: &zinc_ir::device::MatrixShape| s.input == A.scalar && (s.m, s.k) == (A.rows, A.cols);
     caps.subgroup_size == LANES && caps.matrices.iter().any(square)
 }
 
-/// Looks whether `device` holds matrices A in quads.
-pub(crate) fn look(device: &mut VulkanDevice, caps: &Caps) -> Result<bool, VulkanError> {
+/// Looks how `device` holds matrices A. An error only if it is lost: what cannot be looked at can be done without.
+pub(crate) fn look(device: &mut VulkanDevice, caps: &Caps) -> Result<Quads, VulkanError> {
     if !worth_a_look(caps) {
-        return Ok(false);
+        return Ok(Quads::Absent);
     }
+    match in_quads(device) {
+        Ok(true) => Ok(Quads::Held),
+        Ok(false) => Ok(Quads::Otherwise),
+        Err(error @ VulkanError::Lost { .. }) => Err(error),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "how this device holds matrices could not be looked at; results stay right, but batches of up to 128 rows \
+                 are slower than they could be"
+            );
+            Ok(Quads::Unknown(error.to_string()))
+        }
+    }
+}
+
+fn in_quads(device: &mut VulkanDevice) -> Result<bool, VulkanError> {
     let mut memory = [vec![0u8; (LANES * EACH * 4) as usize]];
     device.run_kernel(&kernel(), [1; 3], &[KernelArg::Memory { index: 0, offset: 0 }], &mut memory)?;
     let held = memory[0].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));

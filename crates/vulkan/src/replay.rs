@@ -238,7 +238,8 @@ impl Patience {
         patience
     }
 
-    /// From now on the device counts as lost when no submission ends for longer than this while one is waited for.
+    /// From now on the device counts as lost when no submission ends for longer than this while one is waited for; zero: when
+    /// the next is waited for, however quick it is.
     pub fn set(&self, longest: Duration) {
         self.0.store(u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -311,9 +312,9 @@ impl Queue {
         }
         let longest = self.patience.get();
         let mut ended = self.ended()?;
-        while !self.sleep(value, longest, during)? {
+        while longest.is_zero() || !self.sleep(value, longest, during)? {
             let before = std::mem::replace(&mut ended, self.ended()?);
-            if ended == before {
+            if longest.is_zero() || ended == before {
                 self.gpu.abandoned.store(true, Ordering::Relaxed);
                 return Err(VulkanError::Lost { call: during, detail: format!("no answer within {longest:?}") });
             }
@@ -330,7 +331,7 @@ impl Queue {
         expected: Duration,
         during: &'static str,
     ) -> Result<(), VulkanError> {
-        if self.gpu.report.device_type != crate::DeviceType::Software {
+        if self.gpu.report.device_type != crate::DeviceType::Software && !self.patience.get().is_zero() {
             let nap = (expected * 7 / 8).saturating_sub(WAKING);
             if (!nap.is_zero() && self.sleep(value, nap, during)?) || self.watch(value, expected / 4 + WAKING) {
                 return Ok(());

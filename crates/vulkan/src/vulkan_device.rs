@@ -14,7 +14,7 @@ use crate::model::{Model, Repackers};
 use crate::pages::Carriers;
 use crate::pipeline::{Pipeline, Pipelines, compile_all};
 use crate::program::{Program, Shared};
-use crate::quads;
+use crate::quads::{self, Quads};
 use crate::replay::{Command, Patience, Queue, Recording};
 use crate::report::{DeviceReport, DeviceType};
 use crate::stats::costs;
@@ -129,6 +129,7 @@ pub struct VulkanDevice {
     pub(crate) cache: Arc<KernelCache>,
     longest_part: Duration,
     caps: Caps,
+    quads: Quads,
     pub(crate) gpu: Arc<Gpu>,
 }
 
@@ -166,14 +167,17 @@ impl VulkanDevice {
             cache: Arc::new(KernelCache::new(options.cache.as_deref(), report)),
             longest_part: options.longest_part,
             caps: caps.clone(),
+            quads: Quads::Absent,
             gpu,
         };
-        // A driver that cannot say keeps its secret; one that has gone is no device.
-        device.caps.quads = match quads::look(&mut device, &caps) {
-            Err(error @ VulkanError::Lost { .. }) => return Err(error),
-            held => held.unwrap_or(false),
-        };
+        device.quads = quads::look(&mut device, &caps)?;
+        device.caps.quads = device.quads == Quads::Held;
         Ok(device)
+    }
+
+    /// How it holds matrices.
+    pub fn quads(&self) -> &Quads {
+        &self.quads
     }
 
     /// How long it is waited for.

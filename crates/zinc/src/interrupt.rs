@@ -20,7 +20,7 @@ impl Interrupt {
         let interrupt = Interrupt::default();
         let Interrupt { presses, idle } = interrupt.clone();
         let handler = move || {
-            if presses.fetch_add(1, Ordering::Relaxed) >= 1 || idle.load(Ordering::Relaxed) {
+            if presses.fetch_add(1, Ordering::SeqCst) >= 1 || idle.load(Ordering::SeqCst) {
                 std::process::exit(130);
             }
         };
@@ -28,9 +28,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// While this is set, Ctrl-C ends the program at once: for waiting on a pipe.
+    /// While this is set, Ctrl-C ends the program at once: for waiting on a pipe. So does one that was pressed a moment
+    /// before, when there was nothing to stop any more.
     pub(crate) fn set_idle(&self, idle: bool) {
-        self.idle.store(idle, Ordering::Relaxed);
+        // SeqCst, as in the handler: either it sees that nothing goes on, or the press is seen here.
+        self.idle.store(idle, Ordering::SeqCst);
+        if idle && self.presses.load(Ordering::SeqCst) > 0 {
+            std::process::exit(130);
+        }
     }
 
     /// Has it been pressed since the last call?

@@ -67,7 +67,7 @@ fn conversations_at_the_same_time_keep_each_others_history() {
             .args(["chat", &m, "--chat-template", "chatml", "-n", "1", "--device", "cpu"])
             .env("XDG_STATE_HOME", &state)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .expect("zinc starts");
@@ -75,9 +75,11 @@ fn conversations_at_the_same_time_keep_each_others_history() {
         child
     };
     assert!(chat("first\n").wait().expect("zinc ends").success());
-    // All have read the history before one of them ends.
+    // All have read the history, and answered, before one of them ends.
     let mut children: Vec<Child> = (0..3).map(|i| chat(&format!("line {i}\n"))).collect();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    for child in &mut children {
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("an answer");
+    }
     for child in &mut children {
         assert!(child.wait().expect("zinc ends").success());
     }

@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::time::Duration;
 use zinc_conformance::{Fixture, InterpretedDevice, gpu_caps};
 use zinc_cpu::CpuDevice;
 use zinc_engine::{Engine, Options, Request};
@@ -42,9 +41,7 @@ fn check(device: Box<dyn Device>) {
             assert_eq!(engine.in_flight(), 1, "the device had nothing to do after {position}");
         }
         // Real models take longer for a step.
-        if engine.programs() < PROGRAMS && position < END - 2 {
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        engine.wait_ahead();
     }
     assert!(position > END && engine.programs() == PROGRAMS, "{position}, {} programs", engine.programs());
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use zinc_ir::device::{Device, MatrixShape};
-use zinc_vulkan::{DeviceReport, DeviceType};
+use zinc_vulkan::{DeviceReport, DeviceType, Options, Quads, VulkanDevice};
 
 /// Lists the CPU and every GPU with its driver, memory, subgroup sizes and matrix shapes; or measures what they attain.
 #[derive(Args, Debug)]
@@ -107,7 +107,32 @@ fn as_text(d: &DeviceReport, out: &mut String) -> Result<()> {
         let shapes: Vec<String> = d.matrices.iter().map(matrix).collect();
         writeln!(out, "           matrices {}", shapes.join(", "))?;
     }
+    if let Some(words) = words(&quads(d)) {
+        writeln!(out, "           {words}")?;
+    }
     attained(&d.identity(), out)
+}
+
+/// How a device holds matrices; it is opened for that where there is something to find out.
+fn quads(d: &DeviceReport) -> Quads {
+    if d.usable.is_err() || d.no_hardware || !d.may_have_quads() {
+        return Quads::Absent;
+    }
+    match VulkanDevice::open(d.index, &Options::default()) {
+        Ok(device) => device.quads().clone(),
+        Err(error) => Quads::Unknown(error.to_string()),
+    }
+}
+
+fn words(quads: &Quads) -> Option<String> {
+    match quads {
+        Quads::Absent => None,
+        Quads::Held => Some("matrices held in quads: batches decode weights straight into them".into()),
+        Quads::Otherwise => Some("matrices not held in quads: batches fill them from shared memory".into()),
+        Quads::Unknown(why) => Some(format!(
+            "whether matrices are held in quads could not be seen ({why}): results stay right, batches are slower"
+        )),
+    }
 }
 
 /// The main figures of an earlier measurement, if there was one.
@@ -120,6 +145,12 @@ fn attained(identity: &str, out: &mut String) -> Result<()> {
 }
 
 fn as_json(d: &DeviceReport) -> Value {
+    let (held, unseen) = match quads(d) {
+        Quads::Absent => (None, None),
+        Quads::Held => (Some(true), None),
+        Quads::Otherwise => (Some(false), None),
+        Quads::Unknown(why) => (None, Some(why)),
+    };
     json!({
         "index": d.index,
         "name": d.name,
@@ -138,6 +169,8 @@ fn as_json(d: &DeviceReport) -> Value {
         "compute_units": d.compute_units,
         "byte_dot_products_in_hardware": d.dot4_accelerated.0,
         "matrices": d.matrices.iter().map(matrix).collect::<Vec<_>>(),
+        "matrices_in_quads": held,
+        "matrices_in_quads_unknown_because": unseen,
         "measured": stored(&d.identity()),
     })
 }

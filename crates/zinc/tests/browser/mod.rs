@@ -51,9 +51,7 @@ impl Browser {
         let (to, from) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
         let from = BufReader::new(from);
         let mut browser = Browser { child, to, from, session: None, calls: 0, complaints: vec![] };
-        let targets = browser.call("Target.getTargets", json!({}));
-        let all = targets["targetInfos"].as_array().expect("targets");
-        let page = all.iter().find(|t| t["type"] == "page").expect("a page")["targetId"].clone();
+        let page = browser.first_page();
         let attached = browser.call("Target.attachToTarget", json!({"targetId": page, "flatten": true}));
         browser.session = attached["sessionId"].as_str().map(str::to_owned);
         for domain in ["Page", "Runtime", "Log"] {
@@ -62,8 +60,27 @@ impl Browser {
         Some(browser)
     }
 
+    /// The page that it opens by itself, which may be a moment after it listens.
+    fn first_page(&mut self) -> Value {
+        let start = Instant::now();
+        loop {
+            let targets = self.call("Target.getTargets", json!({}));
+            let all = targets["targetInfos"].as_array().expect("targets");
+            if let Some(page) = all.iter().find(|t| t["type"] == "page") {
+                return page["targetId"].clone();
+            }
+            assert!(start.elapsed() < PATIENCE, "it opens no page: {targets}");
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
     /// Calls a method of the protocol and gives its result.
     pub(crate) fn call(&mut self, method: &str, parameters: Value) -> Value {
+        self.ask(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// The same, or the error.
+    fn ask(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.calls += 1;
         let mut message = json!({"id": self.calls, "method": method, "params": parameters});
         if let Some(session) = &self.session {
@@ -76,8 +93,8 @@ impl Browser {
             assert_eq!(bytes.pop(), Some(0), "Chromium has ended");
             let mut answer: Value = serde_json::from_slice(&bytes).expect("JSON");
             if answer["id"] == self.calls {
-                assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);
-                return answer["result"].take();
+                let error = answer["error"].take();
+                return if error.is_null() { Ok(answer["result"].take()) } else { Err(error) };
             }
             self.note(&answer);
         }
@@ -106,26 +123,51 @@ impl Browser {
         std::mem::take(&mut self.complaints)
     }
 
-    /// The value of an expression in the page.
-    pub(crate) fn run(&mut self, expression: &str) -> Value {
+    /// The value of an expression in the page, or what is wrong with it.
+    fn evaluate(&mut self, expression: &str) -> Result<Value, Value> {
         let parameters = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
-        let mut result = self.call("Runtime.evaluate", parameters);
-        assert!(result["exceptionDetails"].is_null(), "{expression}: {}", result["exceptionDetails"]);
-        result["result"]["value"].take()
+        let mut result = self.ask("Runtime.evaluate", parameters)?;
+        let exception = result["exceptionDetails"].take();
+        if exception.is_null() { Ok(result["result"]["value"].take()) } else { Err(exception) }
     }
 
-    /// Waits until an expression holds.
+    /// The value of an expression in the page.
+    pub(crate) fn run(&mut self, expression: &str) -> Value {
+        self.evaluate(expression).unwrap_or_else(|error| panic!("{expression}: {error}"))
+    }
+
+    /// Waits until an expression, or what it promises, holds. While a page comes or goes it may be an error.
     pub(crate) fn wait(&mut self, expression: &str) {
         let start = Instant::now();
-        while self.run(&format!("Boolean({expression})")) != true {
-            assert!(start.elapsed() < PATIENCE, "never: {expression}\n{:?}", self.complaints);
+        loop {
+            let holds = self.evaluate(&format!("(async () => Boolean(await ({expression})))()"));
+            if holds.as_ref().is_ok_and(|holds| holds == true) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "never: {expression}\n{holds:?}\n{:?}", self.complaints);
             std::thread::sleep(Duration::from_millis(30));
         }
     }
 
+    /// Opens a page, and waits until it is there in place of the last one.
     pub(crate) fn open(&mut self, url: &str) {
-        self.call("Page.navigate", json!({"url": url}));
-        self.wait("document.readyState === 'complete'");
+        self.turn("Page.navigate", json!({"url": url}));
+    }
+
+    /// Opens the same page anew.
+    pub(crate) fn reload(&mut self) {
+        self.turn("Page.reload", json!({}));
+    }
+
+    fn turn(&mut self, method: &str, parameters: Value) {
+        self.run("window.isLast = true");
+        self.call(method, parameters);
+        self.wait("!window.isLast && document.readyState === 'complete'");
+    }
+
+    /// Runs a script in all pages from now on, before theirs.
+    pub(crate) fn prepare(&mut self, script: &str) {
+        self.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": script}));
     }
 
     pub(crate) fn size(&mut self, width: u32, height: u32, phone: bool) {

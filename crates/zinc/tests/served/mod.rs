@@ -51,14 +51,15 @@ impl Served {
         self.child.id()
     }
 
+    /// What `/metrics` says at one moment.
+    pub(crate) fn metrics(&self) -> String {
+        let request = ureq::get(format!("{}/metrics", self.base)).header("x-api-key", &self.key);
+        request.call().expect("a page").into_body().read_to_string().expect("text")
+    }
+
     /// The sum of the values of `/metrics` whose lines begin so and say that.
     pub(crate) fn metric(&self, begins: &str, says: &str) -> f64 {
-        let request = ureq::get(format!("{}/metrics", self.base)).header("x-api-key", &self.key);
-        let page = request.call().expect("a page");
-        let page = page.into_body().read_to_string().expect("text");
-        let lines: Vec<&str> = page.lines().filter(|l| l.starts_with(begins) && l.contains(says)).collect();
-        assert!(!lines.is_empty(), "{begins} … {says} is not in\n{page}");
-        lines.iter().map(|l| l.rsplit(' ').next().and_then(|v| v.parse::<f64>().ok()).expect("a number")).sum()
+        sum(&self.metrics(), begins, says)
     }
 
     /// Answers that have ended so.
@@ -68,8 +69,9 @@ impl Served {
 
     /// No sequence runs or waits, and no page is held but for later prompts.
     pub(crate) fn holds_nothing(&self) -> bool {
-        let names = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
-        names.iter().all(|name| self.metric(name, "") == 0.0)
+        let (page, names) =
+            (self.metrics(), ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]);
+        names.iter().all(|name| sum(&page, name, "") == 0.0)
     }
 
     /// Waits until something holds, for a minute at most.
@@ -99,6 +101,13 @@ impl Served {
         }
         panic!("it does not end");
     }
+}
+
+/// The sum of the values of those lines of `/metrics` that begin so and say that.
+pub(crate) fn sum(page: &str, begins: &str, says: &str) -> f64 {
+    let lines: Vec<&str> = page.lines().filter(|l| l.starts_with(begins) && l.contains(says)).collect();
+    assert!(!lines.is_empty(), "{begins} … {says} is not in\n{page}");
+    lines.iter().map(|l| l.rsplit(' ').next().and_then(|v| v.parse::<f64>().ok()).expect("a number")).sum()
 }
 
 impl Drop for Served {
