@@ -36,7 +36,7 @@ fn keyed(setup: Setup, lines: &str) -> Running {
 
 fn begin(server: &Running, text: &str) -> TcpStream {
     let mut connection = TcpStream::connect(server.address).expect("a connection");
-    connection.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+    connection.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
     // It may have closed already.
     connection.write_all(text.as_bytes()).ok();
     connection
@@ -310,7 +310,7 @@ fn embeddings_are_one_request_however_many_they_are() {
 fn who_does_not_read_holds_no_place_once_all_is_computed() {
     let server = keyed(Setup { parallel: 1, queue: 0, ..LONG }, "sk-a name=a parallel=1\nsk-b name=b");
     // More than the connection takes by itself.
-    let long = json!({"prompt": "x", "max_tokens": 12_000, "ignore_eos": true, "stream": true});
+    let long = json!({"prompt": "x", "max_tokens": 1500, "ignore_eos": true, "stream": true, "logprobs": 20});
     let mut lazy = with_key("sk-a", &long).send(server.address);
     lazy.event().expect("it has begun");
     for key in ["sk-b", "sk-a"] {

@@ -63,7 +63,7 @@ fn a_request_is_a_span_with_its_phases_below_it() {
     let body = json!({"prompt": "The sea", "max_tokens": 5, "temperature": 0.5, "seed": 3, "ignore_eos": true});
     assert_eq!(ask("00", body.clone()).status, 200, "who samples and does not want it gets no span");
     let usage = ask("01", body).ok()["usage"].clone();
-    let got = gets.recv_timeout(Duration::from_secs(60)).expect("spans");
+    let got = gets.recv_timeout(Duration::from_secs(120)).expect("spans");
     let resource = &got["resourceSpans"][0];
     assert_eq!(resource["resource"]["attributes"][0], json!({"key": "service.name", "value": {"stringValue": "zinc"}}));
     let spans = resource["scopeSpans"][0]["spans"].as_array().expect("spans");
@@ -102,7 +102,7 @@ fn a_collector_that_refuses_or_is_not_there_hurts_nobody() {
         let body = json!({"prompt": "x", "max_tokens": 2, "ignore_eos": true});
         assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 2);
     }
-    gets.recv_timeout(Duration::from_secs(60)).expect("it was asked");
+    gets.recv_timeout(Duration::from_secs(120)).expect("it was asked");
     for server in servers {
         server.wait_until("it is counted", |s| s.metric("zinc_spans_dropped_total") == 1.0);
     }

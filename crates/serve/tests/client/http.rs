@@ -32,7 +32,7 @@ impl Request {
     /// Sends it.
     pub(crate) fn begin(self, address: SocketAddr) -> TcpStream {
         let mut stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
         let bytes = format!("{}\r\n{}", self.head, self.body.unwrap_or_default());
         // A server that refuses may close before it has read everything.
         stream.write_all(bytes.as_bytes()).ok();
