@@ -10,22 +10,23 @@
 //! where a longer context is going to come up, beside the running steps. The engine knows the device only as a
 //! [`Device`]; text is the caller's business.
 
-use crate::ahead::Ahead;
 use crate::audit::AuditError;
+use crate::batch::Batch;
 use crate::bucket::Limits;
 use crate::pool::KvPool;
+use crate::programs::{Program, Programs};
 use crate::replace::OpenError;
 use crate::sampler::{MOST_CANDIDATES, Sampler, SamplingError};
-use crate::scheduler::{Batch, Scheduler};
+use crate::scheduler::Scheduler;
 use crate::sequence::{Constraint, Event, Finish, Request, Sequence, SequenceId};
 use crate::store::Keeper;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use zinc_compiler::{Choices, CompileError};
-use zinc_ir::device::{Device, DeviceError, MOST_IN_FLIGHT, ProgramId, Progress, Ticket, WeightSource};
+use zinc_ir::device::{Device, DeviceError, MOST_IN_FLIGHT, Progress, Ticket, WeightSource};
 use zinc_ir::graph::Graph;
-use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, Plan, StepOutput};
+use zinc_ir::plan::{Bucket, KvLayout, KvType, KvTypes, PAGE_TOKENS, StepOutput};
 
 /// Logits, or hidden states, that one step may give back, in bytes.
 const OUTPUT_BYTES: u64 = 64 << 20;
@@ -117,15 +118,6 @@ pub enum EngineError {
     Reopen(#[source] OpenError),
 }
 
-/// A plan and its handle on the device.
-#[derive(Clone, Debug)]
-pub struct Program {
-    /// The handle.
-    pub id: ProgramId,
-    /// The plan.
-    pub plan: Arc<Plan>,
-}
-
 /// A step that the device has run.
 #[derive(Clone, Debug)]
 pub struct Ran {
@@ -181,11 +173,7 @@ pub struct Engine {
     pub(crate) scheduler: Scheduler,
     /// Where full pages are kept beyond its own life.
     pub(crate) keeper: Option<Keeper>,
-    pub(crate) programs: HashMap<Bucket, Program>,
-    /// The program that will be needed next.
-    pub(crate) ahead: Option<Ahead>,
-    /// Buckets whose programs could not be made ahead: each is tried once.
-    pub(crate) failed: HashSet<Bucket>,
+    pub(crate) programs: Programs,
     /// The batch of the next step, if it has been chosen already.
     chosen: Option<Batch>,
     /// Batches that the device has, oldest first.
@@ -241,6 +229,7 @@ impl Engine {
             context: options.context,
             candidates,
         };
+        let programs = Programs::new(graph.clone(), kv.clone(), options.choices.clone());
         let depth = options.in_flight.unwrap_or(device.depth()).clamp(1, MOST_IN_FLIGHT);
         Ok(Engine {
             device,
@@ -252,9 +241,7 @@ impl Engine {
             pool: KvPool::new(pages),
             scheduler: Scheduler::new(limits),
             keeper: None,
-            programs: HashMap::new(),
-            ahead: None,
-            failed: HashSet::new(),
+            programs,
             chosen: None,
             flight: VecDeque::with_capacity(MOST_IN_FLIGHT),
             depth,
@@ -421,7 +408,10 @@ impl Engine {
     pub fn prepare_step(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<Option<Program>, EngineError> {
         self.choose();
         let chosen = match &self.chosen {
-            Some(batch) => Some(self.prepare(batch.bucket, progress)?),
+            Some(batch) => match self.programs.at_hand(batch.bucket, self.device.as_ref()) {
+                None => Some(self.programs.prepare(batch.bucket, self.device.as_mut(), progress)?),
+                there => there,
+            },
             None => None,
         };
         Ok(self.flight.front().map(|f| f.program.clone()).or(chosen))
@@ -502,13 +492,12 @@ impl Engine {
     fn fill_device(&mut self) -> Result<(), EngineError> {
         while let Some(batch) = &self.chosen {
             let bucket = batch.bucket;
-            let Some(program) = self.programs.get(&bucket) else {
+            let Some(program) = self.programs.at_hand(bucket, self.device.as_ref()) else {
                 // Its plan is for the next `prepare_step`, where progress is shown.
                 self.unchoose();
-                self.begin(bucket);
+                self.programs.begin(bucket, self.device.as_ref());
                 return Ok(());
             };
-            let program = program.clone();
             let submitted = self.device.submit(program.id, &batch.step);
             let ticket = submitted.inspect_err(|_| self.scheduler.blame(batch))?;
             if let Some(batch) = self.chosen.take() {
@@ -521,63 +510,27 @@ impl Engine {
 
     /// Waits until the program that is being made ahead is there, or cannot be made; steps never do.
     pub fn wait_ahead(&mut self) {
-        while self.ahead.is_some() {
-            self.take_ahead();
+        while self.programs.is_making() {
+            self.programs.advance(self.device.as_mut());
             std::thread::yield_now();
         }
     }
 
-    /// Takes the program that has been made ahead, if it is there by now.
-    fn take_ahead(&mut self) {
-        if let Some(ahead) = &mut self.ahead {
-            let bucket = ahead.bucket;
-            if let Some(plan) = ahead.poll()
-                && self.device.prepare_ahead(&plan)
-            {
-                match self.device.prepare(&plan, &mut |_| ()) {
-                    Ok(id) => {
-                        self.programs.insert(bucket, Program { id, plan });
-                        self.ahead = None;
-                    }
-                    // Told to whoever needs it.
-                    Err(_) => ahead.fail(),
-                }
-            }
-        }
-        self.failed.extend(self.ahead.take_if(|ahead| ahead.has_failed()).map(|ahead| ahead.bucket));
-    }
-
     /// Makes the program that will be needed next, as far as the device need not stop for it.
     fn look_ahead(&mut self) {
-        self.take_ahead();
+        self.programs.advance(self.device.as_mut());
         let soon = self.scheduler.generating_soon(&self.limits);
-        if let Some(bucket) = soon.filter(|bucket| !self.programs.contains_key(bucket))
-            && self.begin(bucket)
+        if let Some(bucket) = soon.filter(|bucket| !self.programs.has(*bucket))
+            && self.programs.begin(bucket, self.device.as_ref())
         {
             return;
         }
         let Some(batch) = self.flight.back().map(|newest| &newest.batch) else { return };
         let Some(context) = self.limits.next_context(batch.bucket.context) else { return };
         let next = Bucket { context, ..batch.bucket };
-        if !self.programs.contains_key(&next) && self.scheduler.outgrows(batch, batch.bucket.context) {
-            self.begin(next);
+        if !self.programs.has(next) && self.scheduler.outgrows(batch, batch.bucket.context) {
+            self.programs.begin(next, self.device.as_ref());
         }
-    }
-
-    /// Begins to make the plan of a bucket, unless there is one on its way, or this one has failed before. Is it this one
-    /// that is on its way now?
-    fn begin(&mut self, bucket: Bucket) -> bool {
-        if let Some(ahead) = &self.ahead {
-            return ahead.bucket == bucket;
-        }
-        if self.failed.contains(&bucket) {
-            return false;
-        }
-        let (graph, kv, caps) = (self.graph.clone(), self.kv.clone(), self.device.caps().clone());
-        let choices = self.choices.clone();
-        self.ahead =
-            Some(Ahead::start(bucket, move || zinc_compiler::compile(&graph, &kv, bucket, &caps, &choices).ok()));
-        true
     }
 
     /// Takes the choice of the next batch back.
@@ -602,21 +555,14 @@ impl Engine {
 
     /// Compiles the plan of a bucket unless that has been done.
     pub fn prepare(&mut self, bucket: Bucket, progress: &mut dyn FnMut(Progress)) -> Result<Program, EngineError> {
-        if let Some(program) = self.programs.get(&bucket) {
-            return Ok(program.clone());
-        }
-        let ahead = self.ahead.take_if(|ahead| ahead.bucket == bucket).and_then(Ahead::finish);
-        let plan = match ahead {
-            Some(plan) => plan,
-            None => {
-                let caps = self.device.caps();
-                Arc::new(zinc_compiler::compile(&self.graph, &self.kv, bucket, caps, &self.choices)?)
-            }
-        };
-        let id = self.device.prepare(&plan, progress)?;
-        let program = Program { id, plan };
-        self.programs.insert(bucket, program.clone());
-        Ok(program)
+        self.programs.prepare(bucket, self.device.as_mut(), progress)
+    }
+
+    /// From now on, or no longer, a larger program runs a step while the step's own is being made, if there is one: steps go
+    /// on without a pause. Which program a step has then depends on time, and with it the last bits of logits, unless the
+    /// choices are invariant to batches. At first, steps wait.
+    pub fn allow_stand_ins(&mut self, allow: bool) {
+        self.programs.stand_ins = allow;
     }
 
     /// Steps that the device has and that have not been waited for.

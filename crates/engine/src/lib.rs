@@ -11,10 +11,12 @@
 
 mod ahead;
 mod audit;
+mod batch;
 mod bucket;
 mod engine;
 mod pool;
 mod prefix;
+mod programs;
 mod random;
 mod replace;
 mod sampler;
@@ -25,7 +27,8 @@ mod store;
 
 pub use audit::AuditError;
 pub use bucket::context_bucket;
-pub use engine::{Engine, EngineError, Load, Options, Program, Ran};
+pub use engine::{Engine, EngineError, Load, Options, Ran};
+pub use programs::Program;
 pub use random::Random;
 pub use replace::OpenError;
 pub use sampler::{Sampling, SamplingError, argmax};

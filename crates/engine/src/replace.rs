@@ -68,8 +68,7 @@ impl Engine {
         self.scheduler.restart(u32::MAX, &mut self.pool);
         self.forget_kept();
         self.programs.clear();
-        self.failed.clear();
-        (self.ahead, self.ran) = (None, None);
+        self.ran = None;
     }
 }
 

@@ -251,6 +251,40 @@ fn a_program_that_cannot_be_made_ahead_does_not_keep_others_from_it() {
     assert_eq!(outcomes[&id], solo(&request, 1024));
 }
 
+#[test]
+fn a_larger_program_stands_in_while_a_steps_own_is_made() {
+    let watch = Arc::new(Watch::default());
+    let options = Options { context: 128, rows: 32, sequences: 12, in_flight: Some(2), ..Options::default() };
+    let mut engine = watched(options, &watch);
+    engine.allow_stand_ins(true);
+    let of = |i: u32| Request { prompt: vec![i; 2], predict: Some(if i < 5 { 40 } else { 100 }), ..Request::default() };
+    let ids: Vec<SequenceId> = (0..12).map(|i| engine.submit(of(i)).unwrap()).collect();
+    let (mut outcomes, mut stood_in, mut own, mut known) = (HashMap::new(), 0, 0, 0);
+    while !engine.is_idle() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+        let Some((sequences, bucket)) = engine.ran().map(|r| (r.parts.len(), r.program.plan.bucket)) else { continue };
+        if sequences == 12 && [bucket.tokens, bucket.outputs, bucket.sequences] == [12; 3] {
+            // From now on no other program is made.
+            watch.busy.store(true, Ordering::Relaxed);
+            known = engine.programs();
+        }
+        if known > 0 && sequences == 7 {
+            own += u32::from(bucket.tokens == 8);
+            stood_in += u32::from(bucket.tokens == 12);
+            assert!(own == 0 || stood_in >= 10, "its own cannot be there yet");
+            assert!(stood_in > 10 || engine.programs() == known, "a step waited for its program");
+            watch.busy.store(stood_in < 10, Ordering::Relaxed);
+        }
+        if known == 0 || stood_in >= 10 {
+            engine.wait_ahead();
+        }
+    }
+    assert!(stood_in >= 10 && own > 10, "{stood_in} steps by the larger program, {own} by their own");
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(outcomes[id], solo(&of(i as u32), 128));
+    }
+}
+
 /// All outcomes of some requests, submitted at once.
 fn outcomes(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
     let ids: Vec<SequenceId> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();

@@ -104,7 +104,8 @@ impl<'a> World<'a> {
             ..Options::default()
         };
         let watch = Arc::new(Watch::default());
-        let engine = watched(options, &watch);
+        let mut engine = watched(options, &watch);
+        engine.allow_stand_ins(below(&mut random, 2) == 0);
         watch.fault.store(fault, Ordering::Relaxed);
         let (live, events) = (HashMap::new(), vec![]);
         World { engine, watch, random, requests, live, events, ended: 0, aborted: 0, failures: 0, given_up: 0 }

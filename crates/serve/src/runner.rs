@@ -177,12 +177,15 @@ pub(crate) struct Runner {
 
 impl Runner {
     pub(crate) fn new(
-        engine: Engine,
+        mut engine: Engine,
         recovery: Recovery,
         power: Option<Power>,
         commands: Receiver<Command>,
         shared: Shared,
     ) -> Runner {
+        // Requests of all sizes come and go: steps that wait for programs would be pauses for all of them. Devices that run
+        // regions themselves have theirs at once.
+        engine.allow_stand_ins(!engine.device().caps().native);
         let Shared { metrics, pace, snapshot } = shared;
         let (live, unbilled, lost) = (HashMap::new(), Instant::now(), None);
         let looked = (unbilled, 0);

@@ -52,6 +52,8 @@ pub(crate) struct Watch {
     pub(crate) refuses: AtomicUsize,
     /// Plans that give outputs are refused.
     pub(crate) refuses_outputs: AtomicBool,
+    /// Nothing is ready ahead of time.
+    pub(crate) busy: AtomicBool,
     /// Plans refused.
     pub(crate) refused: AtomicUsize,
 }
@@ -125,6 +127,9 @@ impl Device for FakeDevice {
         }
         self.programs.push(plan.clone());
         Ok(ProgramId(self.programs.len() as u32 - 1))
+    }
+    fn prepare_ahead(&mut self, _: &Arc<Plan>) -> bool {
+        !self.watch.busy.load(Ordering::Relaxed)
     }
     fn submit(&mut self, program: ProgramId, step: &Step) -> Result<Ticket, DeviceError> {
         self.watch.call()?;
