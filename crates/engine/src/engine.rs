@@ -140,7 +140,7 @@ pub struct Load {
     pub running: usize,
     /// Sequences that wait for room.
     pub waiting: usize,
-    /// Pages of the KV pool that sequences hold: running ones, and one whose pages come from a store.
+    /// Pages of the KV pool that sequences hold: running ones, and those that have or get theirs from a store.
     pub pages_used: usize,
     /// Pages that are kept for later prompts, and given up when there is need.
     pub pages_kept: usize,
@@ -360,6 +360,7 @@ impl Engine {
             prompt,
             salt: request.salt,
             shared: (0, 0),
+            holds: false,
             suspect: false,
             started: false,
             by_host: false,

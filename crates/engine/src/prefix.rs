@@ -122,10 +122,11 @@ impl PrefixCache {
         this
     }
 
-    /// Gives a sequence without pages those of its longest known prefix.
+    /// Gives a sequence the pages of its longest known prefix behind those that it has, all of which it shares.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, pool: &mut KvPool) {
-        let mut before = self.root(sequence.salt);
-        for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE) {
+        let (count, mut before) = self.shared(sequence);
+        debug_assert_eq!(count, sequence.pages.len());
+        for tokens in sequence.tokens[..sequence.adoptable()].chunks_exact(PAGE).skip(count) {
             let this = self.key(before, tokens);
             let Some(entry) = self.entries.get(&this) else { break };
             if entry.before != before || *entry.tokens != *tokens {

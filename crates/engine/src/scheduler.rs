@@ -110,7 +110,7 @@ impl Scheduler {
     /// Drops a sequence; unknown ids (it may just have ended) are fine.
     pub(crate) fn cancel(&mut self, id: SequenceId, pool: &mut KvPool) {
         self.started.retain(|e| !matches!(e, Event::Started { sequence, .. } if *sequence == id));
-        self.queue.drop_waiting(id);
+        self.queue.drop_waiting(id, pool);
         if let Some(i) = self.running.iter().position(|s| s.id == id) {
             let mut sequence = self.running.remove(i);
             self.queue.leave(&sequence);
@@ -120,6 +120,7 @@ impl Scheduler {
 
     /// Forgets the K and V kept from sequences that have ended. Those that run share theirs anew, from the first page on.
     pub(crate) fn forget_prefixes(&mut self, pool: &mut KvPool) {
+        while self.queue.give_back(None, pool) {}
         self.prefixes.clear(pool);
         for sequence in &mut self.running {
             sequence.shared = (0, 0);
@@ -231,18 +232,15 @@ impl Scheduler {
 
     /// Has a sequence that waits run if its tokens so far have room.
     fn admit_from(&mut self, place: Place, pool: &mut KvPool) -> bool {
-        let alone = self.running.is_empty();
-        let promised: usize = self.running.iter().map(|s| claim(s)).sum();
-        // It needs a page at least; most often this tells without looking for its prefix.
-        let full = !alone && promised >= pool.free() + pool.idle();
-        if self.running.len() >= self.limits.sequences as usize || full {
+        if self.running.len() >= self.limits.sequences as usize {
             return false;
         }
-        let Some(next) = self.queue.get_mut(place) else { return false };
-        self.prefixes.adopt(next, pool);
-        if !alone && promised + claim(next) > pool.free() + pool.idle() {
-            next.release_pages(pool);
-            return false;
+        while !self.adopt_if_there_is_room(place, pool) {
+            // What others hold that come later is no reason to wait.
+            let Some(next) = self.queue.get(place).map(|next| next.id) else { return false };
+            if !self.queue.give_back(Some(next), pool) {
+                return false;
+            }
         }
         let Some(mut sequence) = self.queue.take(place) else { return false };
         sequence.reserve();
@@ -255,6 +253,21 @@ impl Scheduler {
         }
         self.running.push(sequence);
         true
+    }
+
+    /// Gives a sequence that waits the pages of its prefix, if there is room for the others that its tokens need, too.
+    fn adopt_if_there_is_room(&mut self, place: Place, pool: &mut KvPool) -> bool {
+        let (alone, promised) = (self.running.is_empty(), self.promised());
+        let has_room = |pages: usize, pool: &KvPool| alone || promised + pages <= pool.free() + pool.idle();
+        // It needs a page at least; most often this tells without looking for its prefix.
+        let Some(next) = self.queue.get_mut(place).filter(|_| has_room(1, pool)) else { return false };
+        let before = next.shared;
+        self.prefixes.adopt(next, pool);
+        let fits = has_room(claim(next), pool);
+        if !fits {
+            next.release_after(before, pool);
+        }
+        fits
     }
 
     /// How many of the last running sequences should make place so that one that waits can run; 0 if that would not be
@@ -288,7 +301,7 @@ impl Scheduler {
         while self.running[i].pages.len() < KvPool::pages_for(tokens) {
             if let Some(page) = pool.alloc() {
                 self.running[i].pages.push(page);
-            } else if !self.prefixes.evict(pool) {
+            } else if !self.prefixes.evict(pool) && !self.queue.give_back(None, pool) {
                 if !preempt {
                     return false;
                 }
@@ -371,6 +384,7 @@ impl Scheduler {
     /// Forgets all K and V, so that all sequences are computed anew, without those that `failures` steps have failed for
     /// since their last token: they are dropped and named. No batch may be in use.
     pub(crate) fn restart(&mut self, failures: u32, pool: &mut KvPool) -> Vec<SequenceId> {
+        while self.queue.give_back(None, pool) {}
         self.prefixes.clear(pool);
         let mut dropped = vec![];
         while let Some(mut sequence) = self.running.pop() {

@@ -13,7 +13,7 @@ use crate::pool::{KvPool, Page};
 use crate::sampler::{Sampler, Sampling};
 use crate::share::Share;
 use std::sync::Arc;
-use zinc_ir::plan::{Step, Tail};
+use zinc_ir::plan::{PAGE_TOKENS, Step, Tail};
 
 /// Names a sequence for as long as the engine lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -153,6 +153,8 @@ pub(crate) struct Sequence {
     pub(crate) salt: Option<Salt>,
     /// Leading pages that the prefix cache has, and the key of the last of them.
     pub(crate) shared: (usize, u64),
+    /// It has pages already while it waits: they came from a store.
+    pub(crate) holds: bool,
     /// A page of it may be bad: nobody is given any of its pages.
     pub(crate) suspect: bool,
     /// It has been admitted at least once.
@@ -180,6 +182,17 @@ impl Sequence {
         while let Some(page) = self.pages.pop() {
             pool.release(page);
         }
+    }
+
+    /// As [`Sequence::release_pages`], but for the first ones: as many as `shared` counts, which are all that it has shared.
+    pub(crate) fn release_after(&mut self, shared: (usize, u64), pool: &mut KvPool) {
+        while self.pages.len() > shared.0
+            && let Some(page) = self.pages.pop()
+        {
+            pool.release(page);
+        }
+        (self.cached, self.shared) = (shared.0 * PAGE_TOKENS as usize, shared);
+        self.computed = self.cached;
     }
 
     /// Tokens, those in flight included.

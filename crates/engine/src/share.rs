@@ -11,6 +11,7 @@
 //! at the least count of those who are there, so nobody saves up; counts of owners who are away are kept for as long as
 //! they are above that, so nobody gets away from one by leaving.
 
+use crate::pool::KvPool;
 use crate::sequence::{Sequence, SequenceId};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
@@ -73,26 +74,31 @@ struct Account {
 
 /// Everything that waits, and the accounts of all owners.
 #[derive(Debug, Default)]
-pub(crate) struct Queue(BTreeMap<Key, Account>);
+pub(crate) struct Queue {
+    accounts: BTreeMap<Key, Account>,
+    /// Waiting sequences that hold pages.
+    holders: usize,
+}
 
 impl Queue {
     /// Takes in a new sequence.
     pub(crate) fn enter(&mut self, sequence: Box<Sequence>) {
         let key = sequence.share.key();
-        if self.0.get(&key).is_none_or(|account| account.sequences == 0) {
+        if self.accounts.get(&key).is_none_or(|account| account.sequences == 0) {
             let start = self.settle(key.0);
-            let account = self.0.entry(key).or_default();
+            let account = self.accounts.entry(key).or_default();
             account.had = account.had.max(start);
         }
-        self.0.entry(key).or_default().sequences += 1;
+        self.accounts.entry(key).or_default().sequences += 1;
         self.wait(sequence);
     }
 
     /// The least count of those of a priority who are there. Forgets those who are away and not above it.
     fn settle(&mut self, priority: i32) -> u64 {
-        let here = self.0.range((priority, 0)..=(priority, u32::MAX)).filter(|(_, account)| account.sequences > 0);
+        let here =
+            self.accounts.range((priority, 0)..=(priority, u32::MAX)).filter(|(_, account)| account.sequences > 0);
         let least = here.map(|(_, account)| account.had).min();
-        self.0.retain(|key, account| {
+        self.accounts.retain(|key, account| {
             key.0 != priority || account.sequences > 0 || least.is_some_and(|least| account.had > least)
         });
         least.unwrap_or(0)
@@ -100,7 +106,8 @@ impl Queue {
 
     /// Has a sequence wait that has entered before.
     pub(crate) fn wait(&mut self, sequence: Box<Sequence>) {
-        let waiting = &mut self.0.entry(sequence.share.key()).or_default().waiting;
+        self.holders += usize::from(sequence.holds);
+        let waiting = &mut self.accounts.entry(sequence.share.key()).or_default().waiting;
         let place = waiting.partition_point(|other| other.id < sequence.id);
         waiting.insert(place, sequence);
     }
@@ -108,7 +115,7 @@ impl Queue {
     /// A sequence is gone that does not wait, or no longer.
     pub(crate) fn leave(&mut self, sequence: &Sequence) {
         let key = sequence.share.key();
-        if let Some(account) = self.0.get_mut(&key) {
+        if let Some(account) = self.accounts.get_mut(&key) {
             account.sequences -= 1;
             if account.sequences == 0 {
                 self.settle(key.0);
@@ -119,7 +126,7 @@ impl Queue {
     /// Counts the tokens of a sequence up to this many that have not been counted.
     pub(crate) fn charge(&mut self, sequence: &mut Sequence, tokens: usize) {
         let new = tokens.saturating_sub(sequence.charged) as u64;
-        if let (1.., Some(account)) = (new, self.0.get_mut(&sequence.share.key())) {
+        if let (1.., Some(account)) = (new, self.accounts.get_mut(&sequence.share.key())) {
             account.had += (new * UNIT / u64::from(sequence.share.weight.get())).max(1);
             sequence.charged = tokens;
         }
@@ -127,7 +134,7 @@ impl Queue {
 
     /// What the owner of a sequence has had.
     pub(crate) fn had(&self, share: &Share) -> u64 {
-        self.0.get(&share.key()).map_or(0, |account| account.had)
+        self.accounts.get(&share.key()).map_or(0, |account| account.had)
     }
 
     /// Should this running sequence make place for one that waits for such a share?
@@ -141,7 +148,7 @@ impl Queue {
     /// The waiting sequence that comes next, apart from those `passed` over. Of an account only the first [`LOOK`] are
     /// looked at.
     pub(crate) fn next(&self, passed: &HashSet<SequenceId>) -> Option<Place> {
-        let first = self.0.iter().filter_map(|(key, account)| {
+        let first = self.accounts.iter().filter_map(|(key, account)| {
             let mut waiting = account.waiting.iter().take(LOOK).enumerate();
             let (index, sequence) = waiting.find(|(_, sequence)| !passed.contains(&sequence.id))?;
             Some((account.had, sequence.id, Place { key: *key, index }))
@@ -151,42 +158,63 @@ impl Queue {
 
     /// A sequence that waits.
     pub(crate) fn get(&self, place: Place) -> Option<&Sequence> {
-        self.0.get(&place.key)?.waiting.get(place.index).map(|sequence| &**sequence)
+        self.accounts.get(&place.key)?.waiting.get(place.index).map(|sequence| &**sequence)
     }
 
     /// As [`Queue::get`].
     pub(crate) fn get_mut(&mut self, place: Place) -> Option<&mut Sequence> {
-        self.0.get_mut(&place.key)?.waiting.get_mut(place.index).map(|sequence| &mut **sequence)
+        self.accounts.get_mut(&place.key)?.waiting.get_mut(place.index).map(|sequence| &mut **sequence)
     }
 
     /// Takes a sequence out, which is to run.
     pub(crate) fn take(&mut self, place: Place) -> Option<Box<Sequence>> {
-        self.0.get_mut(&place.key)?.waiting.remove(place.index)
+        let mut sequence = self.accounts.get_mut(&place.key)?.waiting.remove(place.index)?;
+        self.holders -= usize::from(std::mem::take(&mut sequence.holds));
+        Some(sequence)
     }
 
     /// Drops a sequence if it waits.
-    pub(crate) fn drop_waiting(&mut self, id: SequenceId) {
-        let dropped = self.0.values_mut().find_map(|account| {
+    pub(crate) fn drop_waiting(&mut self, id: SequenceId, pool: &mut KvPool) {
+        let dropped = self.accounts.values_mut().find_map(|account| {
             let place = account.waiting.iter().position(|sequence| sequence.id == id)?;
             account.waiting.remove(place)
         });
-        if let Some(sequence) = dropped {
+        if let Some(mut sequence) = dropped {
+            self.holders -= usize::from(sequence.holds);
+            sequence.release_pages(pool);
             self.leave(&sequence);
         }
     }
 
+    /// Has the last of those that hold pages while they wait, `but` one, give them back; false if there is none.
+    pub(crate) fn give_back(&mut self, but: Option<SequenceId>, pool: &mut KvPool) -> bool {
+        if self.holders == 0 {
+            return false;
+        }
+        let holders = self.accounts.iter_mut().flat_map(|(key, account)| {
+            let (priority, had) = (key.0, account.had);
+            let waiting = account.waiting.iter_mut().filter(|s| s.holds && Some(s.id) != but);
+            waiting.map(move |sequence| ((priority, had, sequence.id), sequence))
+        });
+        let Some((_, last)) = holders.max_by_key(|(rank, _)| *rank) else { return false };
+        last.holds = false;
+        last.release_pages(pool);
+        self.holders -= 1;
+        true
+    }
+
     /// Everything that waits.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Sequence> {
-        self.0.values().flat_map(|account| account.waiting.iter().map(|sequence| &**sequence))
+        self.accounts.values().flat_map(|account| account.waiting.iter().map(|sequence| &**sequence))
     }
 
     /// How many have entered and not left, and of how many owners there are counts.
     pub(crate) fn entered(&self) -> (usize, usize) {
-        (self.0.values().map(|account| account.sequences).sum(), self.0.len())
+        (self.accounts.values().map(|account| account.sequences).sum(), self.accounts.len())
     }
 
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
-        self.0.values().map(|account| account.waiting.len()).sum()
+        self.accounts.values().map(|account| account.waiting.len()).sum()
     }
 }

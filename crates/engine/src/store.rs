@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! sequence goes ─► unsaved pages ─Device.save_page─► PageStore.save
-//! submit ─► PageStore.has? ─fetch─► restoring ─Device.load_page─► prefix cache ─► Scheduler, which finds them there
+//! submit ─► PageStore.has? ─fetch─► restoring ─Device.load_page─► prefix cache, and the sequence's own ─► Scheduler
 //! ```
 //!
 //! One page at a time leaves the device, beside its steps, and a few a step come in: no step waits for a disk. A sequence whose
 //! pages are on their way is not the scheduler's yet. They come for one sequence at a time, the most urgent one: what has come
-//! for it need not be read again for the next. It owns its pages until it is the scheduler's, so that they do not make place for
-//! each other, and takes none that running sequences are about to need.
+//! for it need not be read again for the next. It owns its pages from then on, also while it waits to be admitted, so that those of
+//! one prompt make no place for those of another; and takes none that running sequences are about to need. Where those come to
+//! need more, and there is no other page, it gives its pages back.
 
 use crate::engine::Engine;
 use crate::pool::KvPool;
@@ -229,7 +230,7 @@ impl Engine {
         true
     }
 
-    /// The prefix cache has forgotten everything: what is on its way comes anew, from the first page on.
+    /// What is on its way comes anew, as far as the prefix cache does not know it by then.
     pub(crate) fn restore_anew(&mut self) {
         if let Some(keeper) = &mut self.keeper {
             keeper.stop(&mut self.pool);
@@ -239,6 +240,7 @@ impl Engine {
     /// Takes in what pages have come, a few of them. Waits a moment for one if there is nothing else to do.
     pub(crate) fn restore(&mut self) {
         if self.is_in_the_way() {
+            self.restore_anew();
             self.hand_over();
             return;
         }
@@ -285,12 +287,13 @@ impl Engine {
         }
     }
 
-    /// Gives the first sequence that waits to the scheduler, which finds its pages in the prefix cache.
+    /// Gives the first sequence that waits to the scheduler, with its pages.
     fn hand_over(&mut self) {
         let Some(keeper) = &mut self.keeper else { return };
-        keeper.stop(&mut self.pool);
-        if let Some(ready) = keeper.restoring.pop_front() {
-            self.scheduler.add(ready.sequence);
+        keeper.coming = None;
+        if let Some(Restoring { mut sequence, .. }) = keeper.restoring.pop_front() {
+            sequence.holds = !sequence.pages.is_empty();
+            self.scheduler.add(sequence);
         }
     }
 

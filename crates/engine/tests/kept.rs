@@ -114,13 +114,15 @@ proptest! {
         misses in 0u64..4,
         in_flight in 1usize..3,
         slow in any::<bool>(),
+        sequences in 1u32..4,
+        forgets in 0usize..16,
     ) {
         let (pages, in_flight) = (Some(pages), Some(in_flight));
-        let options = Options { context: 256, rows: 40, sequences: 3, pages, in_flight, ..Options::default() };
+        let options = Options { context: 256, rows: 40, sequences, pages, in_flight, ..Options::default() };
         let store = Memory { misses, slow, ..Memory::default() };
         for round in 0..3 {
             let mut engine = keeping(options.clone(), &store);
-            let (mut outcomes, mut expected) = (HashMap::new(), vec![]);
+            let (mut outcomes, mut expected, mut later) = (HashMap::new(), vec![], vec![]);
             for (i, (length, token, predict, cancelled)) in prompts.iter().enumerate() {
                 let sampling = Sampling { temperature: 1.0, top_k: 30, seed: i as u64, ..Sampling::default() };
                 // The last token tells prompts of one beginning apart.
@@ -134,10 +136,17 @@ proptest! {
                 record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
                 engine.audit().unwrap();
                 match *cancelled {
-                    true => engine.cancel(id),
+                    true if i % 2 == 0 => engine.cancel(id),
+                    true => later.push(id),
                     false => expected.push((id, request)),
                 }
+                if i == forgets {
+                    engine.forget_prefixes();
+                    engine.audit().unwrap();
+                }
             }
+            later.into_iter().for_each(|id| engine.cancel(id));
+            engine.audit().unwrap();
             finish(&mut engine, &store, &mut outcomes);
             for (id, request) in expected {
                 prop_assert_eq!(&outcomes[&id], &solo(&request, engine.context()), "round {}", round);
@@ -275,6 +284,34 @@ fn where_there_is_no_room_for_a_prompt_its_beginning_is_restored() {
     assert_eq!((engine.kept_pages().1, engine.preemptions()), (4, 0));
     assert_eq!(outcomes[&first], solo(&other, 256));
     assert_eq!(outcomes[&second], solo(&long, 256));
+}
+
+#[test]
+fn prompts_restored_one_after_another_take_no_page_from_each_other() {
+    let options = Options { context: 256, sequences: 1, pages: Some(12), ..Options::default() };
+    let (long, prompts) = (request(20, 100, 60), [0, 30, 50].map(|first| request(first, 100, 5)));
+    let store = store_of(&prompts.iter().collect::<Vec<_>>(), &options);
+    let mut engine = keeping(options, &store);
+    let runs = engine.submit(long.clone()).unwrap();
+    let mut outcomes = HashMap::new();
+    record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+    let ids = prompts.each_ref().map(|prompt| engine.submit(prompt.clone()).unwrap());
+    let (mut begun, mut held) = (vec![], 0);
+    while !engine.is_idle() {
+        let events = engine.step(&mut |_| ()).unwrap();
+        engine.audit().unwrap();
+        begun.extend(started(&events));
+        held = held.max(if begun.is_empty() { engine.load().pages_used } else { 0 });
+        record(&mut outcomes, events);
+        store.deliver(10);
+    }
+    // Of the third prompt there is room for two pages, until the first sequence needs one more.
+    assert_eq!((held, engine.kept_pages().1, engine.preemptions()), (12, 8, 0));
+    assert_eq!(begun[..2], [(ids[0], 96), (ids[1], 96)]);
+    assert_eq!((begun.len(), begun[2].0), (3, ids[2]));
+    for (id, request) in ids.iter().zip(&prompts).chain([(&runs, &long)]) {
+        assert_eq!(outcomes[id], solo(request, 256));
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ fn sequence(id: u32, pages: usize, predict: usize) -> Sequence {
         prompt: tokens.len(),
         salt: None,
         shared: (0, 0),
+        holds: false,
         suspect: false,
         started: false,
         by_host: false,
