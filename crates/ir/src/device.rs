@@ -33,6 +33,8 @@ pub struct Caps {
     pub native: bool,
     /// Subgroup size kernels are made for (one that can be required).
     pub subgroup_size: u32,
+    /// Lanes of a subgroup in kernels whose work is with matrices; see [`Caps::for_matrices`].
+    pub matrix_lanes: u32,
     /// Most lanes per workgroup.
     pub max_workgroup: u32,
     /// Most bytes of workgroup memory.
@@ -53,6 +55,7 @@ impl Caps {
         Caps {
             native: true,
             subgroup_size: 1,
+            matrix_lanes: 1,
             max_workgroup: 1,
             max_shared_bytes: 0,
             max_grid: [1; 3],
@@ -60,6 +63,12 @@ impl Caps {
             quads: false,
             parallel_tiles: 1,
         }
+    }
+
+    /// The same for kernels whose work is with matrices. A subgroup of 64 lanes that holds each line of a matrix four times
+    /// reads twice as much from workgroup memory as one of 32 that holds it twice (docs/internals/rdna.md).
+    pub fn for_matrices(&self) -> Caps {
+        Caps { subgroup_size: self.matrix_lanes, ..self.clone() }
     }
 
     /// The three matrix types of a shape.

@@ -222,6 +222,7 @@ impl Card {
         Caps {
             native: false,
             subgroup_size: self.subgroup,
+            matrix_lanes: self.subgroup.min(32),
             max_workgroup: 1024,
             max_shared_bytes: self.shared_kib << 10,
             max_grid: [65535; 3],

@@ -106,6 +106,9 @@ pub struct DeviceReport {
     pub usable: Result<(), String>,
 }
 
+/// Lanes of a subgroup that works on matrices, where the device would take more by itself.
+const WIDE: u32 = 32;
+
 /// Extensions that are used where they exist.
 const OPTIONAL: [&CStr; 6] = [
     ash::ext::memory_budget::NAME,
@@ -136,6 +139,7 @@ impl DeviceReport {
         Caps {
             native: false,
             subgroup_size,
+            matrix_lanes: if subgroup_size > WIDE && self.subgroup_range.0 <= WIDE { WIDE } else { subgroup_size },
             // lavapipe with subgroups of 4 has 128 lanes, not 1024: the number of subgroups is limited too.
             max_workgroup: self.max_workgroup.min(self.max_subgroups.saturating_mul(subgroup_size)),
             max_shared_bytes: self.shared_bytes,

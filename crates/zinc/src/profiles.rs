@@ -21,7 +21,7 @@ pub(crate) static PROFILES: &[Profile] = &[
     Profile { name: "plain", about: "any Vulkan 1.3 GPU: subgroups of 32, no matrices", caps: plain },
     Profile { name: "lavapipe", about: "Mesa's software driver: subgroups of 8, matrices of 8x8x8", caps: lavapipe },
     Profile { name: "rdna2", about: "Radeon RX 6000: subgroups of 64, no matrices", caps: rdna2 },
-    Profile { name: "rdna3", about: "Radeon RX 7000: subgroups of 64, matrices of 16x16x16", caps: rdna3 },
+    Profile { name: "rdna3", about: "Radeon RX 7000: subgroups of 64, of 32 for matrices of 16x16x16", caps: rdna3 },
     Profile { name: "hopper", about: "NVIDIA H200: subgroups of 32, matrices of 16x16x16", caps: hopper },
 ];
 
@@ -34,6 +34,7 @@ fn plain() -> Caps {
     Caps {
         native: false,
         subgroup_size: 32,
+        matrix_lanes: 32,
         max_workgroup: 1024,
         max_shared_bytes: 32 << 10,
         max_grid: [65535; 3],
@@ -50,7 +51,7 @@ fn squares(n: u8) -> Vec<MatrixShape> {
 }
 
 fn lavapipe() -> Caps {
-    Caps { subgroup_size: 8, matrices: squares(8), parallel_tiles: 16, ..plain() }
+    Caps { subgroup_size: 8, matrix_lanes: 8, matrices: squares(8), parallel_tiles: 16, ..plain() }
 }
 
 fn rdna2() -> Caps {

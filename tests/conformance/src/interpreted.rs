@@ -26,6 +26,7 @@ pub fn gpu_caps(subgroup_size: u32) -> Caps {
         max_shared_bytes: 32 << 10,
         max_grid: [65535; 3],
         matrices: vec![MatrixShape { m: side, n: side, k: side, input: Scalar::F16, acc: Scalar::F32 }],
+        matrix_lanes: subgroup_size.min(32),
         quads: subgroup_size == 32,
         parallel_tiles: 16,
     }

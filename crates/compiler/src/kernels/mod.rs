@@ -48,11 +48,12 @@ pub const MATVEC_ROWS: u32 = 8;
 /// Most rows whose products have cuts: mat-vecs, and narrow products on matrix units.
 pub const CUT_ROWS: u32 = 128;
 
-/// Most rows that go through mat-vec kernels on a device. Matrix units are faster from few rows on, where inputs may be
-/// rounded to halves; from how many depends on what a mat-vec takes (docs/internals/performance.md).
+/// Most rows that go through mat-vec kernels on a device. Where weights are decoded straight into matrices, these are faster
+/// from few rows on if inputs may be rounded to halves; from how many depends on what a mat-vec takes
+/// (docs/internals/performance.md). By way of workgroup memory they are not (docs/internals/rdna.md).
 pub(crate) fn matvec_rows(caps: &Caps, choices: &Choices) -> u32 {
     match choices.act {
-        _ if !choices.matrices || !matmul::has_narrow(caps) => MATVEC_ROWS,
+        _ if !choices.matrices || !caps.quads || !matmul::has_narrow(caps) => MATVEC_ROWS,
         ActPrecision::F32 => MATVEC_ROWS,
         ActPrecision::F16 => 2,
         ActPrecision::Q8 => 4,

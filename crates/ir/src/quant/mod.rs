@@ -311,6 +311,13 @@ impl<'b> Weights<'b> {
         [0, 4].map(|i| b.compose(&words[i..i + 4]))
     }
 
+    /// The same, of each four weights in the order first, third, second, fourth: as they are decoded.
+    pub fn paired_halves(&self, b: &'b Builder) -> [Val<'b>; 2] {
+        let words: Vec<Val<'b>> =
+            self.half_pairs(b).into_iter().flat_map(|pairs| pairs.map(|pair| pair.bitcast(Type::U32))).collect();
+        [0, 4].map(|i| b.compose(&words[i..i + 4]))
+    }
+
     /// The same as pairs of halves: of each four weights, the first and third, then the second and fourth.
     pub fn half_pairs(&self, b: &'b Builder) -> [[Val<'b>; 2]; 4] {
         match self {

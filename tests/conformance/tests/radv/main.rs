@@ -4,6 +4,7 @@
 mod gate;
 mod isa;
 mod persistent;
+mod products;
 mod prompts;
 mod single;
 mod spills;

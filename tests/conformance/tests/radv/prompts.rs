@@ -1,7 +1,7 @@
 //! Attention of prompts on matrices: what the compiler makes of a chunk of tokens. Most of the vector units' time belongs
 //! to the matrices.
 
-use crate::isa::cost;
+use crate::isa::{cost, matrices};
 use std::sync::Arc;
 use zinc_compiler::{Choices, compile};
 use zinc_ir::plan::{ActPrecision, Bucket, KvLayout, KvType, Tail};
@@ -30,17 +30,11 @@ fn attention_is_mostly_matrices() {
         let kernel = plan.kernels[launch.kernel.expect("a kernel").0 as usize].clone();
         let stats = zinc_vulkan::compile_only(device.index, &[kernel], true).expect("the kernel compiles").remove(0);
         let assembly = stats.assembly.as_deref().expect("the driver gives machine code");
-        let matrices: String = assembly.lines().filter(|l| l.contains("v_wmma")).flat_map(|l| [l, "\n"]).collect();
-        let (all, of_matrices) = (cost(assembly), cost(&matrices).vector);
+        let (all, of_matrices) = (cost(assembly), matrices(assembly));
         println!(
-            "{family}, {}: {} products, {of_matrices} of {} vector cycles, {} of workgroup memory; {:?} registers, {:?} \
+            "{family}, {}: {of_matrices} of {} vector cycles, {} of workgroup memory; {:?} registers, {:?} \
              resident subgroups",
-            stats.kernel,
-            matrices.lines().count(),
-            all.vector,
-            all.shared,
-            stats.vgprs,
-            stats.occupancy
+            stats.kernel, all.vector, all.shared, stats.vgprs, stats.occupancy
         );
         assert_eq!((stats.spills, stats.scratch.unwrap_or(0)), (Some(0), 0), "{}", stats.kernel);
         assert!(of_matrices / all.vector >= SHARE, "{}: {of_matrices} of {}", stats.kernel, all.vector);

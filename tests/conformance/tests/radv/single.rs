@@ -16,7 +16,7 @@ const HEAD: u32 = 128;
 pub(crate) struct Family {
     /// Template.
     pub(crate) name: &'static str,
-    graph: fn(&'static QuantFormat, rows: u32, cols: u32) -> Graph,
+    pub(crate) graph: fn(&'static QuantFormat, rows: u32, cols: u32) -> Graph,
 }
 
 /// All kinds that decoding a dense layer uses.

@@ -12,9 +12,15 @@ use zinc_ir::kernel::{Block, Kernel, Op, Type, Value};
 /// # Panics
 /// If the trip count of such a loop is no constant.
 pub(crate) fn straight(kernel: &Kernel) -> Kernel {
-    let mut writer = Writer { kernel: kernel.clone(), names: HashMap::new() };
-    writer.kernel.body = writer.block(&kernel.body);
-    writer.kernel
+    Writer::write(kernel, false)
+}
+
+/// The kernel without loops over weights, and without other loops in them.
+///
+/// # Panics
+/// As [`straight`].
+pub(crate) fn all_straight(kernel: &Kernel) -> Kernel {
+    Writer::write(kernel, true)
 }
 
 /// Does a block read weights?
@@ -40,9 +46,18 @@ struct Writer {
     kernel: Kernel,
     /// What a value of the old kernel is called at this place.
     names: HashMap<Value, Value>,
+    /// Also write out loops that read no weights, inside of such that do.
+    all: bool,
+    inside: bool,
 }
 
 impl Writer {
+    fn write(kernel: &Kernel, all: bool) -> Kernel {
+        let mut writer = Writer { kernel: kernel.clone(), names: HashMap::new(), all, inside: false };
+        writer.kernel.body = writer.block(&kernel.body);
+        writer.kernel
+    }
+
     fn name(&self, v: Value) -> Value {
         self.names.get(&v).copied().unwrap_or(v)
     }
@@ -78,7 +93,11 @@ impl Writer {
         for &v in old {
             let op = self.kernel.op(v).clone();
             match op {
-                Op::For { ref body, .. } if weighs(&self.kernel, body) => self.written_out(op, &mut out),
+                Op::For { ref body, .. } if self.all && self.inside || weighs(&self.kernel, body) => {
+                    let inside = std::mem::replace(&mut self.inside, true);
+                    self.written_out(op, &mut out);
+                    self.inside = inside;
+                }
                 op => {
                     let ty = self.kernel.ty(v);
                     let op = self.copied(op);
@@ -142,9 +161,15 @@ fn loops_over_weights_are_written_out() {
         vec![inner[0] + b.load(Type::U32, w, i * 4, 4)]
     });
     b.store(y, b.local_id() * 4, sums[0], 4);
-    let kernel = straight(&b.finish());
+    let looped = b.finish();
+    let kernel = straight(&looped);
     verify(&kernel).expect("well formed");
     let text = kernel.to_string();
     let count = |what: &str| text.matches(what).count();
     assert_eq!([count("for "), count("[$weight"), count("[$x")], [3, 3, 3], "{text}");
+    let kernel = all_straight(&looped);
+    verify(&kernel).expect("well formed");
+    let text = kernel.to_string();
+    let count = |what: &str| text.matches(what).count();
+    assert_eq!([count("for "), count("[$weight"), count("[$x")], [0, 3, 12], "{text}");
 }

@@ -261,7 +261,7 @@ impl Product<'_> {
         let name = format!("{name}_{format}_{sizes}x{}_{}", size.rows, way.name());
         // Tiles of one expert run side by side: its weights are read from memory once.
         let grid = [size.features.div_ceil(way.features()), places(size.rows, size.groups, way.rows()), 1];
-        launch(name, way.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
+        launch(name, way.lanes(), way.subgroup(ctx), grid, |b, args| {
             let tile = ExpertTile::load(b, args.read("tiles", list), b.tile(1));
             let x = args.read("x", self.x.at);
             let whose = || Picks { numbers: args.read("pairs", self.order.pairs), per: self.order.routing.used };
@@ -276,7 +276,7 @@ impl Product<'_> {
                     size: *size,
                     features: way.features(),
                     rows: way.rows(),
-                    lanes: way.lanes(ctx),
+                    lanes: way.lanes(),
                     first_feature: b.tile(0) * way.features(),
                     first_weight: Some(tile.expert * size.features),
                     lines: Lines { first: tile.first, last, picks },
@@ -295,7 +295,7 @@ impl Product<'_> {
                     last_row: last,
                     ragged: [!size.features.is_multiple_of(way.features()), true],
                 };
-                tables::fill_small(b, weight, way.lanes(ctx));
+                tables::fill_small(b, weight, way.lanes());
                 way.body(b, &stage, &end, None);
             });
         })

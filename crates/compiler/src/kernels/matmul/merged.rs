@@ -92,7 +92,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let formats = weights.iter().map(|w| w.format.name.to_lowercase()).collect::<Vec<_>>().join("_");
     let way = Way::Narrow(tile);
     let name = format!("matmul_merged_{formats}_{sizes}x{}x{rows}_{}", weights[0].cols, way.name());
-    let product = launch(name, tile.lanes(), ctx.caps.subgroup_size, [tile.along(), tiles, 1], |b, args| {
+    let product = launch(name, tile.lanes(), tile.subgroup(), [tile.along(), tiles, 1], |b, args| {
         let slices = (!temps.is_empty()).then(|| narrow::Slices {
             partial: args.write_read("partial", Operand::Temp(0)),
             counters: args.read_write("counters", Operand::Counters(tile.counters(tiles))),

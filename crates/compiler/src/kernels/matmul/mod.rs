@@ -154,7 +154,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
     let grid = plan.grid(size);
     let tiles = grid[1];
     let temps: Vec<u64> = plan.temps(tiles);
-    let product = launch(name, plan.lanes(ctx), ctx.caps.subgroup_size, grid, |b, args| {
+    let product = launch(name, plan.lanes(), plan.subgroup(ctx), grid, |b, args| {
         let stage = stage_of(b, args, ctx, &parts, size, &plan, b.tile(1));
         let end = Epilogue::new(args, region, &parts, size, stage.lines.last, &plan);
         let slices = (!temps.is_empty()).then(|| narrow::Slices {
@@ -162,7 +162,7 @@ fn emit(ctx: &Ctx<'_>, region: &Region) -> Result<Emission, CompileError> {
             counters: args.read_write("counters", Operand::Counters(plan.counters(tiles))),
             arrived: arrival::memory(b),
         });
-        tables::fill_small(b, weight, plan.lanes(ctx));
+        tables::fill_small(b, weight, plan.lanes());
         plan.body(b, &stage, &end, slices.as_ref());
     });
     Ok(Emission { launches: vec![product], temps, cuts })
@@ -191,7 +191,7 @@ fn stage_of<'a, 'b>(
         size,
         features: way.features(),
         rows: way.rows(),
-        lanes: way.lanes(ctx),
+        lanes: way.lanes(),
         // Tiles of the same weights run side by side: they are read from memory once.
         first_feature: tile * way.features(),
         first_weight: None,
@@ -249,10 +249,17 @@ impl Way {
             Way::Narrow(t) => t.rows(),
         }
     }
-    fn lanes(&self, ctx: &Ctx<'_>) -> u32 {
+    fn subgroup(&self, ctx: &Ctx<'_>) -> u32 {
+        match self {
+            Way::Fma(_) => ctx.caps.subgroup_size,
+            Way::Matrices(t) => t.subgroup(),
+            Way::Narrow(t) => t.subgroup(),
+        }
+    }
+    fn lanes(&self) -> u32 {
         match self {
             Way::Fma(t) => t.lanes(),
-            Way::Matrices(t) => t.subgroups() * ctx.caps.subgroup_size,
+            Way::Matrices(t) => t.lanes(),
             Way::Narrow(t) => t.lanes(),
         }
     }

@@ -73,7 +73,7 @@ pub(super) struct Tile {
 
 /// The shapes of matrices that go this way: the lanes of a subgroup share out the lines of a matrix evenly.
 pub(super) fn shapes(caps: &Caps) -> impl Iterator<Item = MatrixShape> + '_ {
-    half_shapes(caps).filter(|s| s.m.is_multiple_of(4) && caps.subgroup_size.is_multiple_of(s.m as u32))
+    half_shapes(caps).filter(|s| s.m.is_multiple_of(4) && caps.matrix_lanes.is_multiple_of(s.m as u32))
 }
 
 impl Tile {
@@ -88,6 +88,9 @@ impl Tile {
     }
     pub(super) fn lanes(&self) -> u32 {
         self.subgroups() * self.subgroup
+    }
+    pub(super) fn subgroup(&self) -> u32 {
+        self.subgroup
     }
     pub(super) fn slices(&self) -> u32 {
         self.slices
@@ -187,6 +190,7 @@ impl Tile {
         if size.rows > CUT_ROWS || size.groups != 1 {
             return None;
         }
+        let caps = &caps.for_matrices();
         let padded = |s: &MatrixShape| size.rows.next_multiple_of(s.n as u32);
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let mut shapes: Vec<MatrixShape> = shapes(caps).collect();
@@ -232,8 +236,9 @@ impl Tile {
     /// What can be chosen for a product of this key, and the tile that was.
     pub(super) fn tuned(self, ctx: &Ctx<'_>, size: Size, key: String) -> (Tile, Cuts) {
         let others = || {
-            let most = 2 * self.price(ctx.caps, size);
-            let likely = self.others(ctx.caps, size).filter(|t| t.price(ctx.caps, size) <= most);
+            let caps = &ctx.caps.for_matrices();
+            let most = 2 * self.price(caps, size);
+            let likely = self.others(caps, size).filter(|t| t.price(caps, size) <= most);
             likely.map(|t| t.cut()).collect()
         };
         let cuts = Cuts::new(ctx, key, self.cut(), others);
@@ -296,6 +301,11 @@ const MOST_SLICES: u32 = 16;
 /// How many tiles of [`Caps::parallel_tiles`] make one compute unit's share.
 const TILES_PER_UNIT: u32 = 8;
 
+/// Of four halves in two words, the first and third, and the second and fourth. It is its own inverse.
+pub(super) fn pairs<'b>([low, high]: [Val<'b>; 2]) -> [Val<'b>; 2] {
+    [low & 0xffff | high << 16, low >> 16 | high & 0xffff_0000u32]
+}
+
 /// What slices need to become one sum.
 pub(super) struct Slices<'b> {
     /// Sums of slices: `[tile of features][tile of rows][slice][`[`Tile::sums`]`]` of F32x4.
@@ -319,7 +329,10 @@ pub(super) fn body<'b>(
     let tile = Body { b, t, s, memory, own, place };
     // Slices that do not come out even differ by one turn.
     let turns = s.units() / t.staged_units();
-    let [from, to] = [0, 1].map(|next| (tile.slice() + next) * turns / t.slices);
+    let [from, to] = match t.slices {
+        1 => [b.u32(0), b.u32(turns)],
+        slices => [0, 1].map(|next| (tile.slice() + next) * turns / slices),
+    };
     let sums = if t.next { tile.sums_ahead(from, to) } else { tile.sums(from, to) };
     tile.finish(end, slices, &sums);
 }
@@ -438,12 +451,15 @@ impl<'b> Body<'_, 'b> {
         b.barrier();
     }
 
-    /// Piece `i` of the inputs from unit `first` on.
+    /// Piece `i` of the inputs from unit `first` on, in the order in which weights are decoded: of each four columns the first
+    /// and third, then the others.
     fn read_inputs(&self, first: Val<'b>, i: Val<'b>) -> Val<'b> {
         let (b, t, s) = (self.b, self.t, self.s);
         let (unit, piece) = (i / PIECES % t.staged_units(), i % PIECES);
         let col = s.first_column(b, first + unit, piece.ge(2)) + piece % 2 * EIGHT;
-        s.eight_halves(b, s.input_row(b, i / (t.staged_units() * PIECES)) + col)
+        let eight = s.eight_halves(b, s.input_row(b, i / (t.staged_units() * PIECES)) + col);
+        let words = [0, 2].map(|four| pairs([eight.lane(four), eight.lane(four + 1)]));
+        b.compose(&words.concat())
     }
 
     fn keep_inputs(&self, i: Val<'b>, eight: Val<'b>) {
@@ -507,7 +523,7 @@ impl<'b> Body<'_, 'b> {
         // The step before has been multiplied.
         b.subgroup_barrier();
         let at = self.own + line * t.weight_stride() + within * PIECES;
-        for (p, piece) in (0..).zip(runs.iter().flat_map(|run| run.weights.halves(b))) {
+        for (p, piece) in (0..).zip(runs.iter().flat_map(|run| run.weights.paired_halves(b))) {
             b.shared_store(self.memory, at + p, piece);
         }
         b.subgroup_barrier();

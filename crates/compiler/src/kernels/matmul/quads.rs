@@ -9,7 +9,7 @@
 //! In which order a product adds columns is free as long as both sides agree. So a lane takes columns that it has loaded
 //! and decoded anyway, and inputs are put in that order when they are staged: weights never pass through shared memory.
 
-use super::narrow::Body;
+use super::narrow::{Body, pairs};
 use zinc_ir::device::Caps;
 use zinc_ir::kernel::{MatrixMemory, Val};
 use zinc_ir::quant::Run;
@@ -56,11 +56,11 @@ impl<'b> Body<'_, 'b> {
         let (b, (row, run, half)) = (self.b, self.item(i));
         let at = row * self.t.input_stride() + run * (STEP / 2) + half * 4;
         for four in 0..2 {
-            let words = units.iter().map(|unit| [unit.lane(2 * four), unit.lane(2 * four + 1)]);
-            let even: Vec<Val<'b>> = words.clone().map(|[low, high]| low & 0xffff | high << 16).collect();
-            let odd: Vec<Val<'b>> = words.map(|[low, high]| low >> 16 | high & 0xffff_0000u32).collect();
-            for (p, piece) in (0..).zip([even, odd]) {
-                b.shared_store(self.memory, at + (four as u32 * 2 + p), b.compose(&piece));
+            let pairs = units.iter().map(|unit| pairs([unit.lane(2 * four), unit.lane(2 * four + 1)]));
+            let pairs: Vec<[Val<'b>; 2]> = pairs.collect();
+            for p in 0..2 {
+                let piece: Vec<Val<'b>> = pairs.iter().map(|pair| pair[p]).collect();
+                b.shared_store(self.memory, at + (four as u32 * 2 + p as u32), b.compose(&piece));
             }
         }
     }
