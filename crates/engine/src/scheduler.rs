@@ -103,6 +103,10 @@ impl Scheduler {
         if entered != there || (there == 0 && owners > 0) {
             return Err(AuditError(format!("{owners} owners have {entered} sequences, but there are {there}")));
         }
+        if let Some(sequence) = self.queue.waiting().find(|s| s.holds == s.pages.is_empty()) {
+            let (id, pages) = (sequence.id.0, sequence.pages.len());
+            return Err(AuditError(format!("sequence {id} waits with {pages} pages, which is not how it is counted")));
+        }
         let running = self.running.iter().map(|sequence| &**sequence);
         audit(pool, running.chain(self.queue.waiting()).chain(others), self.prefixes.pages())
     }
