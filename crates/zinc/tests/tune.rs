@@ -54,11 +54,16 @@ fn what_was_tuned_is_kept_used_explained_and_forgotten() {
         return;
     }
     let (home, model) = (scratch("tune"), model("quant/Q4_K"));
-    let tune = ["tune", &model, "--device", "vulkan", "--budget", "5", "--json"];
-    let report: serde_json::Value = serde_json::from_str(&stdout(&zinc(&home, &tune))).expect("JSON");
+    let tune = |budget: &str| -> serde_json::Value {
+        let out = zinc(&home, &["tune", &model, "--device", "vulkan", "--budget", budget, "--json"]);
+        serde_json::from_str(&stdout(&out)).expect("JSON")
+    };
+    // How much time a round takes is the machine's affair; a search goes on where the one before ended.
+    let timed = |report: &serde_json::Value| report["searches"][0]["timed"].as_u64() > Some(0);
+    let report = ["5", "25", "125", "625"].into_iter().map(tune).find(timed).expect("a round fits into ten minutes");
     let search = &report["searches"][0];
     let keys = search["keys"].as_array().expect("keys");
-    assert!(keys.len() >= 4 && search["timed"].as_u64() > Some(0), "{report:#}");
+    assert!(keys.len() >= 4, "{report:#}");
     assert!(keys.iter().all(|k| k["result"]["rule_seconds"].as_f64() > Some(0.0)), "{report:#}");
     assert_eq!(report["quarantine"].as_array().map(Vec::len), Some(0), "{report:#}");
     assert!(search["rules_differ_from_cpu"]["rms"].as_f64() < Some(2e-2), "{report:#}");
