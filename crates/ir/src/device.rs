@@ -33,7 +33,7 @@ pub struct Caps {
     pub native: bool,
     /// Subgroup size kernels are made for (one that can be required).
     pub subgroup_size: u32,
-    /// Lanes of a subgroup in kernels whose work is with matrices; see [`Caps::for_matrices`].
+    /// Lanes of a subgroup in products of few rows on matrices; see [`Caps::for_narrow`].
     pub matrix_lanes: u32,
     /// Most lanes per workgroup.
     pub max_workgroup: u32,
@@ -65,9 +65,9 @@ impl Caps {
         }
     }
 
-    /// The same for kernels whose work is with matrices. A subgroup of 64 lanes that holds each line of a matrix four times
+    /// The same for products of few rows on matrices. A subgroup of 64 lanes that holds each line of a matrix four times
     /// reads twice as much from workgroup memory as one of 32 that holds it twice (docs/internals/rdna.md).
-    pub fn for_matrices(&self) -> Caps {
+    pub fn for_narrow(&self) -> Caps {
         Caps { subgroup_size: self.matrix_lanes, ..self.clone() }
     }
 

@@ -106,7 +106,7 @@ pub struct DeviceReport {
     pub usable: Result<(), String>,
 }
 
-/// Lanes of a subgroup that works on matrices, where the device would take more by itself.
+/// Lanes of a subgroup in products of few rows on matrices, where the device would take more by itself.
 const WIDE: u32 = 32;
 
 /// Extensions that are used where they exist.

@@ -91,7 +91,6 @@ impl Tile {
 
     /// The cheapest tile that the device can hold, if it has half matrices with sums in singles.
     pub(super) fn choose(caps: &Caps, size: Size) -> Option<Tile> {
-        let caps = &caps.for_matrices();
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let shape = half_shapes(caps).filter(|s| s.n.is_multiple_of(4)).max_by_key(volume)?;
         let tile = |(&(subgroups, each), units)| Tile { shape, subgroup: caps.subgroup_size, subgroups, each, units };

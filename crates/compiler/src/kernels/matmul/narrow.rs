@@ -190,7 +190,7 @@ impl Tile {
         if size.rows > CUT_ROWS || size.groups != 1 {
             return None;
         }
-        let caps = &caps.for_matrices();
+        let caps = &caps.for_narrow();
         let padded = |s: &MatrixShape| size.rows.next_multiple_of(s.n as u32);
         let volume = |s: &MatrixShape| s.m as u32 * s.n as u32 * s.k as u32;
         let mut shapes: Vec<MatrixShape> = shapes(caps).collect();
@@ -236,7 +236,7 @@ impl Tile {
     /// What can be chosen for a product of this key, and the tile that was.
     pub(super) fn tuned(self, ctx: &Ctx<'_>, size: Size, key: String) -> (Tile, Cuts) {
         let others = || {
-            let caps = &ctx.caps.for_matrices();
+            let caps = &ctx.caps.for_narrow();
             let most = 2 * self.price(caps, size);
             let likely = self.others(caps, size).filter(|t| t.price(caps, size) <= most);
             likely.map(|t| t.cut()).collect()
