@@ -2,6 +2,7 @@
 
 use crate::Config;
 use crate::answer::{Answer, Line};
+use crate::bodies::Bodies;
 use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::guard::Visit;
@@ -33,6 +34,7 @@ pub(crate) struct App {
     pub(crate) pace: Arc<Pace>,
     pub(crate) certificate: Certificate,
     pub(crate) max_body: usize,
+    pub(crate) bodies: Bodies,
     pub(crate) patience: Patience,
     /// Does `/metrics` tell what each key has used?
     pub(crate) key_metrics: bool,
@@ -58,6 +60,7 @@ impl App {
             pace: shared.pace,
             certificate: Certificate::new(config.tls.clone()),
             max_body: config.max_body,
+            bodies: Bodies::new(config.max_bodies, config.max_body),
             patience: config.patience,
             key_metrics: config.key_metrics,
             snapshot: shared.snapshot,
@@ -88,6 +91,12 @@ impl App {
             Some(end) if unix_seconds() >= end => Err(ApiError::expired()),
             _ => Ok(self.accounts.caller(Some(rules), false)),
         }
+    }
+
+    /// Do its keys have several names?
+    pub(crate) fn has_several_keys(&self) -> bool {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.are_several()
     }
 
     /// The host that requests must name, besides this machine's usual names: nothing else protects the server.

@@ -29,9 +29,23 @@ pub(crate) struct ApiError {
 
 const INVALID: &str = "invalid_request_error";
 
+/// Most bytes of a message, and of a parameter's name: both may repeat what a client has sent.
+const MESSAGE_BYTES: usize = 2000;
+const NAME_BYTES: usize = 100;
+
+/// A text, or its beginning.
+pub(crate) fn clip(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push('…');
+    }
+    text
+}
+
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, code, param: None, message: message.into(), retry_after: None }
+        let message = clip(message.into(), MESSAGE_BYTES);
+        ApiError { status, kind, code, param: None, message, retry_after: None }
     }
 
     /// 400: the request makes no sense.
@@ -41,13 +55,20 @@ impl ApiError {
 
     /// 400: this parameter makes no sense.
     pub(crate) fn parameter(name: &str, message: impl Into<String>) -> ApiError {
-        ApiError { param: Some(name.to_owned()), ..ApiError::invalid(message) }
+        ApiError { param: Some(clip(name.to_owned(), NAME_BYTES)), ..ApiError::invalid(message) }
     }
 
     /// 400: a parameter that means something elsewhere and nothing here.
     pub(crate) fn unsupported(name: &str, why: &str) -> ApiError {
         let message = format!("`{name}` is not supported by this server{why}; leave it out");
         ApiError { code: Some("unsupported_parameter"), ..ApiError::parameter(name, message) }
+    }
+
+    /// 400: a parameter that nobody knows.
+    pub(crate) fn unknown(name: &str, known: &[&str]) -> ApiError {
+        let (name, known) = (clip(name.to_owned(), NAME_BYTES), known.join(", "));
+        let message = format!("`{name}` is not a parameter that this server knows; leave it out (it knows: {known})");
+        ApiError { code: Some("unknown_parameter"), ..ApiError::parameter(&name, message) }
     }
 
     /// 400: prompt and answer do not fit the context.
@@ -76,7 +97,11 @@ impl ApiError {
 
     /// 404: no such path.
     pub(crate) fn no_route(method: &str, path: &str) -> ApiError {
-        let message = format!("there is nothing at {method} {path}");
+        let message = format!(
+            "there is nothing at {} {}",
+            clip(method.to_owned(), NAME_BYTES),
+            clip(path.to_owned(), NAME_BYTES)
+        );
         ApiError::new(StatusCode::NOT_FOUND, INVALID, Some("unknown_url"), message)
     }
 
@@ -88,7 +113,11 @@ impl ApiError {
 
     /// 404: no such model.
     pub(crate) fn no_model(asked: &str, known: &[String]) -> ApiError {
-        let message = format!("the model `{asked}` does not exist; this server has: {}", known.join(", "));
+        let message = format!(
+            "the model `{}` does not exist; this server has: {}",
+            clip(asked.to_owned(), NAME_BYTES),
+            known.join(", ")
+        );
         let error = ApiError::new(StatusCode::NOT_FOUND, INVALID, Some("model_not_found"), message);
         ApiError { param: Some("model".into()), ..error }
     }
@@ -102,6 +131,15 @@ impl ApiError {
     pub(crate) fn too_large(limit: usize) -> ApiError {
         let message = format!("the request's body is larger than {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, Some("request_too_large"), message)
+    }
+
+    /// The code of [`ApiError::crowded`].
+    pub(crate) const CROWDED: &str = "no_memory_for_request";
+
+    /// 503: other requests' bodies take all memory that there is for them. They are parsed soon, or their time ends.
+    pub(crate) fn crowded() -> ApiError {
+        let message = "the requests that are being read take all memory set aside for that; try again later";
+        ApiError { code: Some(ApiError::CROWDED), retry_after: Some(2), ..ApiError::unavailable(message) }
     }
 
     /// 429: the queue is full, for so many seconds most likely.

@@ -119,11 +119,7 @@ impl Fields {
             None => Ok(()),
             Some((name, _)) => {
                 let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
-                let message = format!(
-                    "`{name}` is not a parameter that this server knows; leave it out (it knows: {})",
-                    known.join(", ")
-                );
-                Err(ApiError { code: Some("unknown_parameter"), ..ApiError::parameter(&name, message) })
+                Err(ApiError::unknown(&name, &known))
             }
         }
     }

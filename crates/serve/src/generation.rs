@@ -16,6 +16,8 @@ pub(crate) struct Generation {
     /// Tokens per answer at most; `None`: until the model ends or the context is full.
     pub(crate) predict: Option<u32>,
     pub(crate) sampling: Sampling,
+    /// Its seed is the request's own. One that the server has made up is nobody's business.
+    pub(crate) seeded: bool,
     /// Texts that end an answer; none is empty.
     pub(crate) stops: Vec<String>,
     /// Do tokens that end generation not end it?

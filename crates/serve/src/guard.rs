@@ -5,14 +5,15 @@
 //! ```
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::bodies::see_off;
+use crate::error::{ApiError, clip};
 use crate::keys::Caller;
 use crate::trace::Parent;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use std::collections::hash_map::RandomState;
@@ -23,6 +24,12 @@ use std::time::Instant;
 use tracing::Instrument;
 
 const REQUEST_ID: &str = "x-request-id";
+
+/// Headers that decide who asks and for what. One that comes twice may mean one thing here and another to a proxy in front.
+const ONCE: [&str; 4] = ["host", "origin", "authorization", "x-api-key"];
+
+/// Most bytes of a path in the log.
+const PATH_BYTES: usize = 200;
 
 /// Whose request it is, and how it is called.
 #[derive(Clone, Debug)]
@@ -53,11 +60,14 @@ pub(crate) async fn accompany(State(app): State<Arc<App>>, mut request: Request,
     let start = Instant::now();
     let id: Arc<str> = request_id(request.headers()).into();
     request.extensions_mut().insert(Named(id.clone()));
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), clip(request.uri().path().to_owned(), PATH_BYTES));
     let span = tracing::info_span!("http", request_id = %id);
-    let mut response = match admit_site(&app, request.headers()) {
+    let mut response = match admit_site(&app, request.headers(), request.uri()) {
         Ok(()) => next.run(request).instrument(span.clone()).await,
-        Err(message) => ApiError::forbidden(message).into_response(),
+        Err(error) => {
+            see_off(&app, request);
+            error.into_response()
+        }
     };
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -82,23 +92,31 @@ fn request_id(headers: &HeaderMap) -> String {
 }
 
 /// May a page of this site ask under this name?
-fn admit_site(app: &App, headers: &HeaderMap) -> Result<(), &'static str> {
-    if app.only_host().is_some_and(|host| !names_this_machine(headers, host)) {
-        return Err(
+fn admit_site(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
+    if let Some(name) = ONCE.iter().find(|name| headers.get_all(**name).iter().nth(1).is_some()) {
+        return Err(ApiError::invalid(format!("the header `{name}` comes more than once")));
+    }
+    if app.only_host().is_some_and(|host| !names_this_machine(headers, uri, host)) {
+        return Err(ApiError::forbidden(
             "without keys this server answers to localhost only; ask for that, or start it with --api-key, or \
                     with --allow-anyone",
-        );
+        ));
     }
-    if same_site(headers) { Ok(()) } else { Err("pages of other sites may not use this server") }
+    if same_site(headers) { Ok(()) } else { Err(ApiError::forbidden("pages of other sites may not use this server")) }
 }
 
 /// Is the request for this machine? A page can have its own site's name lead here once it is in a browser, so that the
 /// browser takes this server for that site.
-fn names_this_machine(headers: &HeaderMap, own: &str) -> bool {
-    // Browsers always name it.
-    let Some(host) = headers.get(header::HOST) else { return true };
-    let Some(host) = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()) else { return false };
-    let host = host.host();
+fn names_this_machine(headers: &HeaderMap, uri: &Uri, own: &str) -> bool {
+    let named = match (uri.authority(), headers.get(header::HOST)) {
+        // As a proxy is asked: this goes before the header.
+        (Some(authority), _) => Some(authority.clone()),
+        (None, Some(host)) => host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()),
+        // Browsers always name it.
+        (None, None) => return true,
+    };
+    let Some(named) = named else { return false };
+    let host = named.host();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
         || ["localhost", own].iter().any(|name| host.eq_ignore_ascii_case(name))
@@ -116,7 +134,10 @@ fn same_site(headers: &HeaderMap) -> bool {
 pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let caller = match app.caller(key(request.headers())) {
         Ok(caller) => caller,
-        Err(error) => return error.into_response(),
+        Err(error) => {
+            see_off(&app, request);
+            return error.into_response();
+        }
     };
     // Whoever looks at the server does not use it.
     let admitted = if request.method() == Method::GET { Ok(()) } else { caller.admit() };
@@ -125,7 +146,10 @@ pub(crate) async fn ask_for_key(State(app): State<Arc<App>>, mut request: Reques
     request.extensions_mut().insert(Visit { caller: caller.clone(), request: name, operation, parent });
     let mut response = match admitted {
         Ok(()) => next.run(request).await,
-        Err(refusal) => ApiError::refused(&refusal, &app.pace).into_response(),
+        Err(refusal) => {
+            see_off(&app, request);
+            ApiError::refused(&refusal, &app.pace).into_response()
+        }
     };
     for (name, value) in caller.headers() {
         if let Ok(value) = HeaderValue::from_str(&value) {
@@ -179,7 +203,7 @@ mod tests {
 
     #[test]
     fn only_this_machines_names_lead_to_an_open_server() {
-        let leads = |host| names_this_machine(&headers(&[("host", host)]), "box.lan");
+        let leads = |host| names_this_machine(&headers(&[("host", host)]), &Uri::from_static("/"), "box.lan");
         assert!(
             ["127.0.0.1:8080", "[::1]:80", "localhost", "LocalHost:1", "127.9.9.9", "Box.lan:8080"].map(leads)
                 == [true; 6]
@@ -188,7 +212,9 @@ mod tests {
             ["evil.example", "192.168.0.1:8080", "localhost.evil.example", "127.0.0.1.evil", "", "a b"].map(leads)
                 == [false; 6]
         );
-        assert!(names_this_machine(&headers(&[]), "box.lan"));
+        let whole = |uri| names_this_machine(&headers(&[("host", "localhost")]), &Uri::from_static(uri), "box.lan");
+        assert!(whole("http://box.lan:8080/x") && !whole("http://evil.example/x"));
+        assert!(names_this_machine(&headers(&[]), &Uri::from_static("/"), "box.lan"));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 mod answer;
 mod api;
 mod app;
+mod bodies;
 mod error;
 mod fields;
 mod generation;
@@ -95,6 +96,8 @@ pub struct Config {
     pub most_sequences: usize,
     /// Largest body of a request, in bytes.
     pub max_body: usize,
+    /// Most memory of all bodies that have come, wholly or in part, and are not parsed yet, in bytes; at least twice `max_body`.
+    pub max_bodies: usize,
     /// What clients may take of time and connections.
     pub patience: Patience,
     /// Time that requests have to end when the server is stopped.
@@ -121,6 +124,7 @@ impl Default for Config {
             allow_anyone: false,
             most_sequences: 264,
             max_body: 16 << 20,
+            max_bodies: 256 << 20,
             patience: Patience::default(),
             grace: Duration::from_secs(30),
             page: true,

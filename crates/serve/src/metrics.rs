@@ -107,6 +107,8 @@ pub(crate) struct Metrics {
     finished: [Counter; OUTCOMES.len()],
     /// Requests that found the queue full.
     pub(crate) shed: Counter,
+    /// Requests whose bodies found no memory.
+    pub(crate) bodies_refused: Counter,
     /// Connections from addresses that had as many as they may.
     pub(crate) connections_refused: Counter,
     /// Spans that the collector took, and those that were lost.
@@ -142,6 +144,7 @@ impl Metrics {
             prefix_hits: Counter::default(),
             finished: Default::default(),
             shed: Counter::default(),
+            bodies_refused: Counter::default(),
             connections_refused: Counter::default(),
             spans_sent: Counter::default(),
             spans_dropped: Counter::default(),
@@ -169,8 +172,8 @@ impl Metrics {
         }
     }
 
-    /// The whole page. `queued`: sequences that have been taken but not handed to the engine yet.
-    pub(crate) fn render(&self, model: &str, load: &Load, preemptions: u64, page_tokens: u32) -> String {
+    /// The whole page. `bodies`: bytes of requests that are being read.
+    pub(crate) fn render(&self, model: &str, load: &Load, preemptions: u64, page_tokens: u32, bodies: usize) -> String {
         let label = format!("model_name=\"{}\"", escape(model));
         let mut out = String::new();
         let mut number = |name: &str, kind: &str, about: &str, labels: &str, value: f64| {
@@ -183,6 +186,7 @@ impl Metrics {
             ("vllm:num_requests_waiting", "Sequences that wait for room.", load.waiting as f64),
             ("vllm:kv_cache_usage_perc", "Part of the KV pages that running sequences hold; 1 is all.", usage),
             ("zinc_kv_kept_perc", "Part of the KV pages that are kept for later prompts only.", kept),
+            ("zinc_request_body_bytes", "Memory that bodies of requests take until they are parsed.", bodies as f64),
         ] {
             number(name, "gauge", about, &label, value);
         }
@@ -199,6 +203,7 @@ impl Metrics {
             ("vllm:generation_tokens_total", "Generated tokens.", self.generation_tokens.get()),
             ("vllm:num_preemptions_total", "Sequences run again because KV pages ran out.", preemptions),
             ("zinc_requests_shed_total", "Requests that found the queue full.", self.shed.get()),
+            ("zinc_request_bodies_refused_total", "Requests whose bodies found no memory.", self.bodies_refused.get()),
             (
                 "zinc_connections_refused_total",
                 "Connections from addresses that had as many as they may.",
@@ -280,7 +285,7 @@ mod tests {
         metrics.first_token.observe(1e6);
         metrics.finished(Outcome::Length);
         let load = Load { running: 2, waiting: 1, pages_used: 3, pages_kept: 1, pages: 12 };
-        let page = metrics.render("a \"b\"", &load, 0, 32);
+        let page = metrics.render("a \"b\"", &load, 0, 32, 0);
         for line in [
             "vllm:num_requests_running{model_name=\"a \\\"b\\\"\"} 2",
             "vllm:kv_cache_usage_perc{model_name=\"a \\\"b\\\"\"} 0.25",

@@ -13,8 +13,8 @@ pub(crate) struct Story {
     visit: Visit,
     model: String,
     predict: Option<u32>,
-    /// Temperature, top-p, seed.
-    sampling: (f32, f32, u64),
+    /// Temperature, top-p, the seed that was asked for.
+    sampling: (f32, f32, Option<u64>),
     tracer: Option<Tracer>,
     /// The HTTP request it belongs to, for the log.
     log: tracing::Span,
@@ -34,7 +34,7 @@ impl Story {
             visit: visit.clone(),
             model: model.name().to_owned(),
             predict: generation.predict,
-            sampling: (sampling.temperature, sampling.top_p, sampling.seed),
+            sampling: (sampling.temperature, sampling.top_p, generation.seeded.then_some(sampling.seed)),
             tracer,
             log: tracing::Span::current(),
             arrived: Instant::now(),

@@ -55,6 +55,17 @@ fn rest(mut connection: TcpStream) -> String {
     String::from_utf8(said).expect("UTF-8")
 }
 
+/// What the server says before it waits for more.
+fn answer(mut connection: TcpStream) -> String {
+    let (mut said, mut buffer) = (vec![], [0; 4096]);
+    while !said.ends_with(b"}}") {
+        let length = connection.read(&mut buffer).expect("an answer");
+        assert!(length > 0, "{}", String::from_utf8_lossy(&said));
+        said.extend(&buffer[..length]);
+    }
+    String::from_utf8(said).expect("UTF-8")
+}
+
 fn post(body: &Value) -> String {
     let body = body.to_string();
     format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len())
@@ -166,6 +177,128 @@ fn an_address_has_so_many_connections() {
         let page = alone(s, "GET /metrics");
         page.starts_with("HTTP/1.1 200") && !page.contains("\nzinc_connections_refused_total{model_name=\"tiny\"} 0\n")
     });
+}
+
+/// A request of so many bytes, most of them white space.
+fn padded(length: usize) -> String {
+    let body = quick(2).to_string();
+    let space = " ".repeat(length - body.len());
+    body + &space
+}
+
+#[test]
+fn strange_requests_get_a_plain_answer() {
+    let server = start_with(USUAL, |_| ());
+    let body = quick(2).to_string();
+    let length = format!("Content-Length: {}\r\n", body.len());
+    let ask = |target: &str, headers: &str, body: &str| {
+        let head = format!("POST {target} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n{body}");
+        let said = rest(begin(&server, &head));
+        let (head, body) = said.split_once("\r\n\r\n").expect("a head");
+        let status: u16 = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        let error = serde_json::from_str::<Value>(body).expect("JSON")["error"]["message"].take();
+        (status, error.as_str().unwrap_or_default().to_owned())
+    };
+    let (path, host) = ("/v1/completions", "Host: localhost\r\n");
+    let plain = format!("{host}{length}");
+    assert_eq!(ask(path, &plain, &body).0, 200);
+    for (target, headers, status, says) in [
+        (path, format!("{plain}Host: evil.example\r\n"), 400, "`host` comes more than once"),
+        (path, format!("{plain}X-Api-Key: a\r\nx-api-key: b\r\n"), 400, "`x-api-key` comes more than once"),
+        (path, format!("{plain}Origin: http://localhost\r\nOrigin: http://a.example\r\n"), 400, "`origin`"),
+        (path, format!("{plain}Content-Encoding: gzip\r\n"), 400, "send it plain"),
+        ("http://evil.example/v1/completions", plain.clone(), 403, "localhost only"),
+        (&format!("/{}", "a".repeat(50_000)), plain.clone(), 404, "there is nothing at POST /aaaa"),
+    ] {
+        let (given, error) = ask(target, &headers, &body);
+        assert!(given == status && error.contains(says) && error.len() < 2100, "{given} {error}");
+    }
+    let long = "ä".repeat(100_000);
+    for (body, status) in [
+        (json!({"prompt": "x", "model": long}), 404),
+        (json!({"prompt": "x", (long.as_str()): 1}), 400),
+        (json!({"prompt": "x", "temperature": long}), 400),
+        (json!({"prompt": "x", "structured_outputs": {"regex": "(".repeat(10_000)}}), 400),
+    ] {
+        let reply = server.post(path, &body);
+        assert!(reply.status == status && reply.text().len() < 5000, "{} {}", reply.status, reply.text());
+    }
+    let reply = server.get("/v1/models/%ff");
+    assert_eq!((reply.status, reply.json()["error"]["type"].as_str()), (400, Some("invalid_request_error")));
+    // What is wrong with one request does not concern the next one on the connection.
+    let close = format!("POST {path} HTTP/1.1\r\nConnection: close\r\n{plain}\r\n{body}");
+    let said = rest(begin(&server, &format!("{}{}{close}", post(&quick(2)), post(&json!([])))));
+    let statuses: Vec<&str> = said.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
+    assert_eq!(statuses, ["200", "400", "200"]);
+}
+
+#[test]
+fn all_bodies_together_take_so_much_memory() {
+    const MIB: usize = 1 << 20;
+    let server = start_with(USUAL, |config| {
+        (config.max_body, config.max_bodies) = (MIB, 8 * MIB);
+    });
+    let held = |server: &Running| server.metric("zinc_request_body_bytes");
+    let (whole, head) = (padded(MIB), "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n");
+    let half = |_| begin(&server, &format!("{head}Content-Length: {MIB}\r\n\r\n{}", &whole[..MIB - 100]));
+    let six: Vec<TcpStream> = (0..6).map(half).collect();
+    server.wait_until("they are there", |s| held(s) == 6.0 * MIB as f64);
+    for said in (0..4).map(|i| answer(half(i))) {
+        assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("no_memory_for_request"), "{said}");
+    }
+    let post = |body: &str| Request::new("POST", "/v1/completions").body(body).send(server.address).finish();
+    let reply = post(&whole);
+    assert_eq!(
+        (reply.status, reply.header("retry-after")),
+        (503, Some("2")),
+        "also where all is sent before it is read"
+    );
+    assert_eq!(reply.json()["error"]["type"], "server_error");
+    assert_eq!((post(&padded(60_000)).status, held(&server)), (200, 6.0 * MIB as f64), "small ones find room");
+    assert_eq!(server.metric("zinc_request_bodies_refused_total"), 5.0);
+    drop(six);
+    server.wait_until("what is gone takes nothing", |s| held(s) == 0.0);
+    // Many at the same time: each is answered in the end, and what goes wrong takes nothing, either.
+    std::thread::scope(|scope| {
+        for client in 0..24 {
+            let (post, whole, server) = (&post, &whole, &server);
+            scope.spawn(move || {
+                let long = answer(begin(server, &format!("{head}Content-Length: {}\r\n\r\n", MIB + 1)));
+                assert!(long.starts_with("HTTP/1.1 413 "), "{long}");
+                let chunk =
+                    format!("{head}Transfer-Encoding: chunked\r\n\r\n400\r\n{}\r\nnonsense\r\n", &whole[..1024]);
+                let said = rest(begin(server, &chunk));
+                assert!(said.starts_with("HTTP/1.1 400 "), "{said}");
+                while post(whole).status == 503 {
+                    std::thread::sleep(Duration::from_millis(1 + client));
+                }
+                let status = post(&whole.replace("max_tokens", "max_tokenz")).status;
+                assert!(matches!(status, 400 | 503), "{status}");
+            });
+        }
+    });
+    server.wait_until("nothing is kept", |s| held(s) == 0.0);
+}
+
+#[test]
+fn a_large_request_that_is_refused_gets_to_know_why() {
+    let server = start_with(USUAL, |config| {
+        config.keys = Keys::lines("sk-a name=a rpm=1\nsk-b name=b").expect("keys");
+    });
+    let post = |key: &str, length: usize| {
+        let request = Request::new("POST", "/v1/completions").header("Authorization", &format!("Bearer {key}"));
+        request.body(padded(length)).send(server.address).finish()
+    };
+    let most = 1 << 20;
+    assert_eq!(post("sk-a", most).status, 200);
+    for (key, length, status, code) in [
+        ("sk-a", most, 429, "rate_limit_exceeded"),
+        ("sk-x", most, 401, "invalid_api_key"),
+        ("sk-b", most + 900_000, 413, "request_too_large"),
+    ] {
+        let reply = post(key, length);
+        assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (status, Some(code)));
+    }
 }
 
 #[test]

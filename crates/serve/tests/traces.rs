@@ -82,6 +82,7 @@ fn a_request_is_a_span_with_its_phases_below_it() {
         ("gen_ai.operation.name", json!({"stringValue": "text_completion"})),
         ("gen_ai.request.max_tokens", json!({"intValue": "5"})),
         ("gen_ai.request.temperature", json!({"doubleValue": 0.5})),
+        ("gen_ai.request.seed", json!({"intValue": "3"})),
         ("gen_ai.usage.input_tokens", json!({"intValue": usage["prompt_tokens"].to_string()})),
         ("gen_ai.usage.output_tokens", json!({"intValue": "5"})),
         ("gen_ai.response.finish_reasons", json!({"arrayValue": {"values": [{"stringValue": "length"}]}})),
@@ -90,6 +91,17 @@ fn a_request_is_a_span_with_its_phases_below_it() {
         assert_eq!(attribute(whole, key), &value, "{key}");
     }
     server.wait_until("it is counted", |s| s.metric("zinc_spans_sent_total") == 1.0);
+    // One that the server has made up was not asked for.
+    for (seed, told) in
+        [(json!(null), None), (json!(-1), None), (json!(u64::MAX), Some(u64::MAX)), (json!(-2), Some(u64::MAX - 1))]
+    {
+        ask("01", json!({"prompt": "x", "max_tokens": 2, "seed": seed, "ignore_eos": true})).ok();
+        let got = gets.recv_timeout(Duration::from_secs(60)).expect("spans");
+        let rows = &got["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["attributes"];
+        let row = rows.as_array().expect("attributes").iter().find(|row| row["key"] == "gen_ai.request.seed");
+        let row = row.and_then(|row| row["value"]["stringValue"].as_str().map(str::to_owned));
+        assert_eq!(row, told.map(|seed| seed.to_string()), "{seed}");
+    }
 }
 
 #[test]

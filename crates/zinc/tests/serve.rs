@@ -111,11 +111,16 @@ fn the_official_client_finds_all_it_looks_for() {
         Err(why) => return println!("not run: {why}"),
     };
     let model = model.display().to_string();
-    let served = Served::start(&[&model, "-c", "2048", "-np", "4", "--api-key", "sk-tour", "--alias", "smol"]);
+    let keys = scratch("tour").join("keys");
+    std::fs::write(&keys, "sk-tour name=tour\nsk-slow name=slow rpm=1\n").expect("written");
+    let keys = keys.display().to_string();
+    let model = [&model, "-c", "2048", "-np", "4", "--alias", "smol"];
+    let limits = ["--api-key-file", &keys, "--queue", "60", "--max-request", "1", "--max-request-memory", "2"];
+    let served = Served::start(&[&model[..], &limits[..]].concat());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tour/openai_tour.py");
     let output = Command::new("python3")
         .arg(script)
-        .args([&served.base, "sk-tour", "smol"])
+        .args([&served.base, "sk-tour", "sk-slow", "smol"])
         .env("PYTHONPATH", packages)
         .env("NO_PROXY", "127.0.0.1")
         .output()
@@ -123,5 +128,5 @@ fn the_official_client_finds_all_it_looks_for() {
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
     println!("{said}");
-    assert!(said.lines().last().is_some_and(|l| l.contains("\"steps\": 18")), "{said}");
+    assert!(said.lines().last().is_some_and(|l| l.contains("\"steps\": 23")), "{said}");
 }

@@ -3,6 +3,7 @@
 use super::{Reply, aside, logprobs, parameters, rule};
 use crate::answer::{Answer, Delta};
 use crate::app::App;
+use crate::bodies::receive;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
@@ -41,8 +42,7 @@ struct Head {
 }
 
 pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+    let (model, body) = receive(&app, &visit, request).await?;
     let worker = model.clone();
     let prepare = move || {
         let mut asked = read(Fields::read(&body)?, &worker)?;
@@ -107,11 +107,13 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
         (None, Some(tools)) => tools.grammar()?.map(|grammar| (grammar, "tools")),
         (grammar, None) => grammar,
     };
+    let (sampling, seeded) = parameters::sampling(&mut fields, model)?;
     let generation = Generation {
         prompts: vec![],
         n: parameters::answers(&mut fields)?,
         predict: parameters::limit(&mut fields, &["max_completion_tokens", "max_tokens"])?,
-        sampling: parameters::sampling(&mut fields, model)?,
+        sampling,
+        seeded,
         stops: parameters::stops(&mut fields)?,
         ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: logprobs.then(|| top.unwrap_or(0) as usize),

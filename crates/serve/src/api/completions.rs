@@ -5,6 +5,7 @@ use super::prompts::{self, Prompt};
 use super::{Reply, aside, parameters, rule};
 use crate::answer::{Answer, Delta};
 use crate::app::App;
+use crate::bodies::receive;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::{Generation, Reason, Usage};
@@ -55,8 +56,7 @@ struct Head {
 }
 
 pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+    let (model, body) = receive(&app, &visit, request).await?;
     let worker = model.clone();
     let prepare = move || {
         let asked = read(Fields::read(&body)?, &worker)?;
@@ -91,11 +91,13 @@ fn read(mut fields: Fields, model: &Model) -> Result<Asked, ApiError> {
     let echo = fields.take("echo")?.unwrap_or(false);
     let streaming = parameters::streaming(&mut fields)?;
     let grammar = parameters::grammar(&mut fields)?;
+    let (sampling, seeded) = parameters::sampling(&mut fields, model)?;
     let generation = Generation {
         prompts: vec![],
         n: parameters::answers(&mut fields)?,
         predict: Some(parameters::limit(&mut fields, &["max_tokens", "max_completion_tokens"])?.unwrap_or(USUAL)),
-        sampling: parameters::sampling(&mut fields, model)?,
+        sampling,
+        seeded,
         stops: parameters::stops(&mut fields)?,
         ignore_eos: parameters::ignore_eos(&mut fields, &grammar)?,
         logprobs: fields.count("logprobs", 0, 20)?.map(|n| n as usize),

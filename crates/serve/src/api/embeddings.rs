@@ -3,6 +3,7 @@
 use super::prompts::{self, Prompt};
 use super::{Reply, aside, parameters};
 use crate::app::App;
+use crate::bodies::receive;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::Generation;
@@ -75,8 +76,7 @@ struct List {
 }
 
 pub(super) async fn create(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+    let (model, body) = receive(&app, &visit, request).await?;
     let worker = model.clone();
     let prepare = move || {
         let asked = read(Fields::read(&body)?, &worker)?;
@@ -148,6 +148,7 @@ fn generation(inputs: &[Arc<[u32]>], (pooling, share, salt): (Pooling, Share, Op
         n: 1,
         predict: Some(0),
         sampling: Sampling::default(),
+        seeded: false,
         stops: vec![],
         ignore_eos: false,
         logprobs: None,

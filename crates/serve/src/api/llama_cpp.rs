@@ -2,17 +2,18 @@
 
 use super::{Reply, aside, chat, parameters};
 use crate::app::App;
+use crate::bodies::receive;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
+use crate::guard::Visit;
 use crate::model::TemplateOptions;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// `/tokenize`: text to token ids.
-pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+pub(super) async fn tokenize(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
+    let (model, body) = receive(&app, &visit, request).await?;
     aside(move || {
         let mut fields = Fields::read(&body)?;
         let content: String = fields.need("content")?;
@@ -40,9 +41,8 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 }
 
 /// `/detokenize`: token ids to text.
-pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+pub(super) async fn detokenize(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
+    let (model, body) = receive(&app, &visit, request).await?;
     aside(move || {
         let mut fields = Fields::read(&body)?;
         let tokens: Vec<u32> = fields.need("tokens")?;
@@ -55,9 +55,8 @@ pub(super) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
 }
 
 /// `/apply-template`: messages to a prompt.
-pub(super) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Reply {
-    let model = app.model()?;
-    let body = super::body(&app, request).await?;
+pub(super) async fn apply_template(State(app): State<Arc<App>>, visit: Visit, request: Request) -> Reply {
+    let (model, body) = receive(&app, &visit, request).await?;
     aside(move || {
         let mut fields = Fields::read(&body)?;
         let mut messages = chat::messages(&mut fields)?;

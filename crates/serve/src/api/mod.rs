@@ -23,12 +23,8 @@ use crate::grammar::{Grammar, Rule};
 use crate::model::Model;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{Response, header};
+use axum::http::Response;
 use axum::routing::{MethodRouter, get, post};
-use http_body::Body as _;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,30 +79,6 @@ pub(crate) fn router() -> Router<Arc<App>> {
 /// The paths that anyone may ask.
 pub(crate) fn open_router() -> Router<Arc<App>> {
     router_of(open_rows())
-}
-
-/// Reads a request's body, up to the server's limits of size and time.
-async fn body(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
-    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-    if declared.is_some_and(|n| n > app.max_body) {
-        return Err(ApiError::too_large(app.max_body));
-    }
-    let read = collect(request.into_body(), app.max_body);
-    tokio::time::timeout(app.patience.body, read).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
-}
-
-/// All bytes of a body, if they are not more than `most`.
-async fn collect(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
-    let mut bytes = vec![];
-    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        let frame = frame.map_err(|error| ApiError::invalid(format!("the request's body cannot be read: {error}")))?;
-        let Ok(data) = frame.into_data() else { continue };
-        if data.len() > most - bytes.len() {
-            return Err(ApiError::too_large(most));
-        }
-        bytes.extend_from_slice(&data);
-    }
-    Ok(bytes)
 }
 
 /// Runs what takes long (templates, tokenizing) beside the connections.

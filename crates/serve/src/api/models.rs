@@ -2,8 +2,9 @@
 
 use super::Reply;
 use crate::app::App;
-use crate::error::json_response;
+use crate::error::{ApiError, json_response};
 use crate::model::Model;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -27,8 +28,9 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Reply {
 }
 
 /// One of them.
-pub(super) async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Reply {
+pub(super) async fn show(State(app): State<Arc<App>>, name: Result<Path<String>, PathRejection>) -> Reply {
     let model = app.model()?;
+    let Path(name) = name.map_err(|_| ApiError::invalid("the model's name in the path is no UTF-8"))?;
     let name = model.answers_to(Some(name))?;
     Ok(json_response(&entry(&model, &name)))
 }

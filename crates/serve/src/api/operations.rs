@@ -38,7 +38,8 @@ pub(super) async fn version() -> Response<Body> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     let snapshot = app.snapshot();
     let model = app.loaded().ok_or_else(|| ApiError::unavailable("the model is being loaded"))?;
-    let mut page = app.metrics.render(model.name(), &snapshot.load, snapshot.preemptions, PAGE_TOKENS);
+    let (load, bodies) = (&snapshot.load, app.bodies.bytes());
+    let mut page = app.metrics.render(model.name(), load, snapshot.preemptions, PAGE_TOKENS, bodies);
     if app.key_metrics {
         render_keys(&app.accounts.all(), &mut page);
     }

@@ -52,8 +52,8 @@ pub(super) fn streaming(fields: &mut Fields) -> Result<Streaming, ApiError> {
     Ok(Streaming { on, usage })
 }
 
-/// How tokens are chosen: what is asked for, otherwise the server's own settings.
-pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, ApiError> {
+/// How tokens are chosen: what is asked for, otherwise the server's own settings. And is the seed one that was asked for?
+pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<(Sampling, bool), ApiError> {
     let given = &model.sampling;
     let seed = seed(fields)?;
     let top_k = fields.count("top_k", -1, i32::MAX as i64)?;
@@ -72,10 +72,10 @@ pub(super) fn sampling(fields: &mut Fields, model: &Model) -> Result<Sampling, A
         presence_penalty: fields.number("presence_penalty", -100.0, 100.0)?.unwrap_or(given.presence_penalty),
         repeat_last_n: last.map_or(given.repeat_last_n, |n| n as i32),
         bias: bias(fields, model)?,
-        seed,
+        seed: seed.unwrap_or_else(fresh),
     };
     sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
-    Ok(sampling)
+    Ok((sampling, seed.is_some()))
 }
 
 /// `priority`, as vLLM has it: lower is earlier, 0 is usual. Whose the request is comes later.
@@ -93,15 +93,15 @@ pub(super) fn cache_salt(fields: &mut Fields) -> Result<Option<Salt>, ApiError> 
     }
 }
 
-/// `seed`: any whole number of 64 bits; a new one where there is none, or it is -1.
-fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
+/// `seed`: any whole number of 64 bits, but -1, which stands for none.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     const NAME: &str = "seed";
     let wrong = || ApiError::parameter(NAME, "`seed` must be a whole number of 64 bits");
-    let Some(number) = fields.take::<Number>(NAME)? else { return Ok(fresh()) };
+    let Some(number) = fields.take::<Number>(NAME)? else { return Ok(None) };
     match (number.as_i64(), number.as_u64()) {
-        (Some(-1), _) => Ok(fresh()),
-        (_, Some(seed)) => Ok(seed),
-        (Some(seed), None) => Ok(seed as u64),
+        (Some(-1), _) => Ok(None),
+        (_, Some(seed)) => Ok(Some(seed)),
+        (Some(seed), None) => Ok(Some(seed as u64)),
         (None, None) => Err(wrong()),
     }
 }
@@ -309,9 +309,9 @@ mod tests {
     fn a_seed_is_any_number_of_64_bits_and_minus_one_is_none() {
         let read = |value: Value| seed(&mut fields(json!({"seed": value})));
         for (given, expected) in [(json!(7), 7), (json!(u64::MAX - 1), u64::MAX - 1), (json!(-2), u64::MAX - 1)] {
-            assert_eq!(read(given).expect("a seed"), expected);
+            assert_eq!(read(given).expect("a seed"), Some(expected));
         }
-        assert_ne!(read(json!(-1)).expect("a seed"), read(json!(-1)).expect("another"));
+        assert_eq!((read(json!(-1)).expect("none"), read(Value::Null).expect("none")), (None, None));
         assert!(read(json!(1.5)).is_err() && read(json!("x")).is_err());
     }
 

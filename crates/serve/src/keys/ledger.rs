@@ -4,8 +4,9 @@
 //! Charge ─Entry─► channel ─► a thread: append all that has come, sync ─► FILE ─summed at the next start─► Spent
 //! ```
 //!
-//! Whoever appends never waits for the disk; a crash loses what came since the last sync, milliseconds ago. A line that a
-//! crash has cut off is dropped at the next start.
+//! Whoever appends never waits for the disk; a crash loses what came since the last sync, milliseconds ago. It may leave a last
+//! line that does not end. The next start keeps that line if it is whole but for its end; what is only the beginning of one says
+//! nothing that could be counted: it is cut off, with a warning that shows it.
 
 use crate::model::unix_seconds;
 use serde::{Deserialize, Serialize};
@@ -159,7 +160,7 @@ impl Ledger {
         })?;
         let mut history: HashMap<String, Spent> = HashMap::new();
         let (now, mut of_the_future) = (unix_seconds(), 0);
-        let whole = read(path, &file, |mut entry| {
+        let End { mut whole, open, torn } = read(path, &file, |mut entry| {
             let spent = history.entry(std::mem::take(&mut entry.key)).or_default();
             of_the_future += u64::from(!spent.replay(&entry, now));
         })?;
@@ -167,7 +168,15 @@ impl Ledger {
             let path = path.display();
             tracing::warn!(%path, entries = of_the_future, "entries of the ledger are later than now and count for no day or month; is the clock right?");
         }
+        if !torn.is_empty() {
+            let path = path.display();
+            tracing::warn!(%path, torn, "the ledger's last entry was cut off by a crash, and is dropped");
+        }
         file.set_len(whole).map_err(failed)?;
+        if open {
+            (&file).write_all(b"\n").map_err(failed)?;
+            whole += 1;
+        }
         let (entries, queue) = channel();
         let thread = std::thread::Builder::new().name("zinc-ledger".into());
         let writer = thread.spawn(move || write(file, whole, &queue)).map_err(failed)?;
@@ -208,20 +217,38 @@ impl Ledger {
     }
 }
 
-/// Hands out all entries; gives the number of bytes that are whole lines.
-fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<u64, LedgerError> {
+/// How a ledger ends.
+struct End {
+    /// Bytes up to the end of the last entry.
+    whole: u64,
+    /// The last entry lacks the end of its line.
+    open: bool,
+    /// Of an entry, only its beginning.
+    torn: String,
+}
+
+/// Hands out all entries.
+fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<End, LedgerError> {
     let failed = |source| LedgerError::File { path: path.to_owned(), source };
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
-    let (mut reader, mut text, mut whole) = (BufReader::new(file), vec![], 0);
+    let (mut reader, mut text) = (BufReader::new(file), vec![]);
+    let mut end = End { whole: 0, open: false, torn: String::new() };
     let (mut is_ledger, wrong) = (false, |line, source| LedgerError::Line { path: path.to_owned(), line, source });
     for line in 1.. {
         text.clear();
         let bytes = reader.read_until(b'\n', &mut text).map_err(failed)?;
         if text.last() != Some(&b'\n') {
-            // An entry that was cut off, unless this may be a file of something else, which must not lose anything.
-            let begins = text.iter().zip(BEGINNING).all(|(a, b)| a == b);
-            if !is_ledger && !begins {
-                serde_json::from_slice::<Entry>(&text).map_err(|source| wrong(line, source))?;
+            match serde_json::from_slice(&text) {
+                // No beginning of an entry is one: it closes a brace.
+                Ok(entry) => {
+                    take(entry);
+                    (end.whole, end.open) = (end.whole + bytes as u64, true);
+                }
+                // An entry that was cut off, unless this may be a file of something else, which must not lose anything.
+                Err(_) if is_ledger || text.iter().zip(BEGINNING).all(|(a, b)| a == b) => {
+                    end.torn = String::from_utf8_lossy(&text).into_owned();
+                }
+                Err(source) => return Err(wrong(line, source)),
             }
             break;
         }
@@ -229,9 +256,9 @@ fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<u64
             take(serde_json::from_slice(&text).map_err(|source| wrong(line, source))?);
             is_ledger = true;
         }
-        whole += bytes as u64;
+        end.whole += bytes as u64;
     }
-    Ok(whole)
+    Ok(end)
 }
 
 /// Appends what comes until nobody is left to say more. `length`: bytes of the file that are known to be good.
@@ -330,14 +357,19 @@ mod tests {
                 ledger.close();
             }
             let left = std::fs::read_to_string(&path).expect("text");
-            (open.is_ok(), left)
+            let sum = open.map(|ledger| ledger.history("").in_all);
+            (sum.ok(), left)
         };
+        let line = line.replace("\"prompt_tokens\":0", "\"prompt_tokens\":3");
         for cut in ["", "{", "{\"ti", &line[..20]] {
-            assert_eq!(left(cut), (true, String::new()), "{cut:?}");
-            assert_eq!(left(&format!("{line}\n{cut}")), (true, format!("{line}\n")), "{cut:?}");
+            assert_eq!(left(cut), (Some(0), String::new()), "{cut:?}");
+            assert_eq!(left(&format!("{line}\n{cut}")), (Some(3), format!("{line}\n")), "{cut:?}");
         }
+        assert_eq!(left(&line), (Some(3), format!("{line}\n")), "whole, but for the end of its line");
+        let two = format!("{line}\n{line}");
+        assert_eq!((left(&two), left(&two)), ((Some(6), format!("{two}\n")), (Some(6), format!("{two}\n"))));
         for other in ["my only copy", "\n\nnotes", "{\"model\": 1}", "[1, 2]"] {
-            assert_eq!(left(other), (false, other.to_owned()));
+            assert_eq!(left(other), (None, other.to_owned()));
         }
         std::fs::remove_file(&path).ok();
     }

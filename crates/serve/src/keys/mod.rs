@@ -143,6 +143,11 @@ impl Keys {
         self.0.iter().map(|(_, rules)| &**rules)
     }
 
+    /// Do they have several names?
+    pub(crate) fn are_several(&self) -> bool {
+        self.rules().any(|rules| rules.name != self.0[0].1.name)
+    }
+
     /// The weights of all names.
     pub(crate) fn weights(&self) -> u64 {
         let by_name: HashMap<&str, u32> = self.rules().map(|rules| (rules.name.as_str(), rules.weight)).collect();

@@ -91,6 +91,9 @@ struct ServerArgs {
     /// Largest request, in MiB
     #[arg(long, default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_request: u32,
+    /// Memory for all requests that are being read, in MiB, at least twice --max-request; what finds none is refused with status 503
+    #[arg(long, default_value_t = 256, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_request_memory: u32,
     /// Seconds for the head of a request, or for a kept connection to send another
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     header_timeout: u32,
@@ -262,6 +265,7 @@ impl ServerArgs {
             },
             most_sequences: self.parallel as usize + self.queue as usize,
             max_body: (self.max_request as usize) << 20,
+            max_bodies: (self.max_request_memory as usize) << 20,
             grace: Duration::from_secs(self.grace.into()),
             page: !self.no_webui,
             signals: true,

@@ -1,9 +1,11 @@
-"""A tour of `zinc serve` with OpenAI's own client: python openai_tour.py BASE_URL KEY MODEL.
+"""A tour of `zinc serve` with OpenAI's own client: python openai_tour.py BASE_URL KEY SLOW_KEY MODEL.
 
-Every step asserts what it got; the last line printed is the number of steps. Nothing here knows how the server works.
+Every step asserts what it got; the last line printed is the number of steps. Nothing here knows how the server works, but for
+its limits: SLOW_KEY has one request a minute, 64 answers run or wait, a request has 1 MiB, and 2 MiB are read at a time.
 """
 
 import json
+import socket
 import sys
 import time
 import urllib.request
@@ -11,7 +13,7 @@ import urllib.request
 import jsonschema
 import openai
 
-base, key, model = sys.argv[1:]
+base, key, slow_key, model = sys.argv[1:]
 client = openai.OpenAI(base_url=base + "/v1", api_key=key, max_retries=0, timeout=120)
 MESSAGES = [
     {"role": "system", "content": "You are a helpful assistant, and you know the world: its countries, their "
@@ -292,6 +294,68 @@ def errors():
     stranger = openai.OpenAI(base_url=base + "/v1", api_key="sk-wrong", max_retries=0)
     error = fails(openai.AuthenticationError, lambda: stranger.models.list())
     assert error.code == "invalid_api_key"
+
+
+@step
+def too_large():
+    huge = [{"role": "user", "content": "word " * 250_000}]
+    error = fails(openai.APIStatusError, lambda: client.chat.completions.create(model=model, messages=huge))
+    assert error.status_code == 413 and error.code == "request_too_large" and error.type == "invalid_request_error"
+    assert "retry-after" not in error.response.headers, "no time makes it smaller"
+
+
+def comes_back(error, code):
+    assert error.code == code, error
+    assert 1 <= int(error.response.headers["retry-after"]) <= 300
+
+
+@step
+def too_often():
+    slow = openai.OpenAI(base_url=base + "/v1", api_key=slow_key, max_retries=0)
+    ask = lambda: slow.chat.completions.create(model=model, messages=MESSAGES, max_tokens=1)
+    assert ask().usage.completion_tokens == 1
+    error = fails(openai.RateLimitError, ask)
+    comes_back(error, "rate_limit_exceeded")
+    assert error.status_code == 429 and error.type == "requests"
+    assert error.response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@step
+def too_many():
+    ask = lambda **more: client.chat.completions.create(model=model, messages=MESSAGES, n=50, max_tokens=500, **more)
+    held = ask(stream=True)
+    error = fails(openai.RateLimitError, ask)
+    assert error.status_code == 429
+    comes_back(error, "queue_full")
+    held.close()
+
+
+@step
+def no_memory():
+    large = [{"role": "user", "content": "word " * 100_000}]
+    ask = lambda: client.chat.completions.create(model=model, messages=large)
+    assert fails(openai.BadRequestError, ask).code == "context_length_exceeded"
+    # Somebody sends most of a request, and takes his time with the rest.
+    host, port = base.split("//")[1].split(":")
+    with socket.create_connection((host, int(port))) as lazy:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000000\r\n\r\n"
+        lazy.sendall(head.encode() + b" " * 900_000)
+        while metric("zinc_request_body_bytes") < 900_000:
+            time.sleep(0.02)
+        error = fails(openai.InternalServerError, ask)
+        assert error.status_code == 503 and error.type == "server_error"
+        comes_back(error, "no_memory_for_request")
+    while metric("zinc_request_body_bytes"):
+        time.sleep(0.02)
+    assert fails(openai.BadRequestError, ask).code == "context_length_exceeded"
+
+
+@step
+def salts():
+    ask = lambda salt: client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=1, extra_body={"cache_salt": salt}
+    ).usage.prompt_tokens_details.cached_tokens
+    assert ask("of the tour") == 0 and ask("of the tour") >= 32 and ask("of another") == 0
 
 
 @step
