@@ -322,7 +322,7 @@ def too_often():
 
 @step
 def too_many():
-    ask = lambda **more: client.chat.completions.create(model=model, messages=MESSAGES, n=50, max_tokens=500, **more)
+    ask = lambda **more: client.chat.completions.create(model=model, messages=MESSAGES, n=40, max_tokens=500, **more)
     held = ask(stream=True)
     error = fails(openai.RateLimitError, ask)
     assert error.status_code == 429
