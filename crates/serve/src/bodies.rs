@@ -29,7 +29,8 @@ use tokio::time::timeout;
 /// A body of up to so many bytes is small.
 const SMALL: usize = 64 << 10;
 
-/// One of more than so many bytes is large: parsed, it can take thirty times as much. So many of those are parsed at a time.
+/// One of more than so many bytes is large: parsed, a list of short numbers takes up to a hundred times as much. So many are parsed
+/// at a time.
 const LARGE: usize = 1 << 20;
 const LARGE_AT_A_TIME: usize = 2;
 
