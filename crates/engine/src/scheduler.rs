@@ -496,7 +496,8 @@ fn will_share(other: &Sequence, next: &Sequence) -> bool {
     const PAGE: usize = PAGE_TOKENS as usize;
     let (done, all) = (other.shared.0, other.prompt.min(next.adoptable()) / PAGE);
     // Pages before have been shared: what counts is whether the first one that has not is the same.
-    !other.suspect && done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
+    let may = other.salt == next.salt && !other.suspect;
+    may && done < all && other.tokens[..(done + 1) * PAGE] == next.tokens[..(done + 1) * PAGE]
 }
 
 /// Handles an output row of a sequence, one of so many at most that have logits; gives the reason if that ends it.

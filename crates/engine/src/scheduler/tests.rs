@@ -75,6 +75,18 @@ fn all_that_begin_with_what_is_kept_run_at_once() {
 }
 
 #[test]
+fn nobody_waits_for_pages_of_another_salt() {
+    let (mut scheduler, mut pool) = (Scheduler::new(LIMITS), KvPool::new(64));
+    for (id, salt) in [None, Some([1; 16]), Some([2; 16]), Some([1; 16])].into_iter().enumerate() {
+        scheduler.add(Sequence { salt, ..sequence(id as u32, 3, 4) });
+    }
+    assert_eq!(step(&mut scheduler, &mut pool, 5).1, [0; 3]);
+    assert_eq!(scheduler.running.iter().map(|s| s.id.0).collect::<Vec<_>>(), [0, 1, 2]);
+    // The last one has waited for those of its own.
+    assert_eq!(step(&mut scheduler, &mut pool, 5).1, [3 * PAGE_TOKENS]);
+}
+
+#[test]
 fn after_forgetting_the_running_sequences_share_from_their_first_page() {
     let (mut scheduler, mut pool) = (Scheduler::new(Limits { rows: 48, ..LIMITS }), KvPool::new(64));
     scheduler.add(sequence(0, 3, 20));
