@@ -68,7 +68,9 @@ impl Caps {
     /// The same for products of few rows on matrices. A subgroup of 64 lanes that holds each line of a matrix four times
     /// reads twice as much from workgroup memory as one of 32 that holds it twice (docs/internals/rdna.md).
     pub fn for_narrow(&self) -> Caps {
-        Caps { subgroup_size: self.matrix_lanes, ..self.clone() }
+        // As many subgroups as before: what limits a workgroup may be their number.
+        let max_workgroup = self.max_workgroup / self.subgroup_size.max(1) * self.matrix_lanes;
+        Caps { subgroup_size: self.matrix_lanes, max_workgroup, ..self.clone() }
     }
 
     /// The three matrix types of a shape.

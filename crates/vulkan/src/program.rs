@@ -13,7 +13,7 @@ use crate::device::Gpu;
 use crate::error::VulkanError;
 use crate::memory::{Buffer, Place};
 use crate::model::Model;
-use crate::parts;
+use crate::parts::{self, Work};
 use crate::pipeline::Pipeline;
 use crate::replay::{Command, Recording};
 use crate::report::DeviceType;
@@ -39,6 +39,7 @@ pub(crate) struct Program {
     pub(crate) ran: Option<usize>,
     /// How long the last run took.
     pub(crate) expected: Duration,
+    work: Work,
     /// The longest that a part shall take.
     longest: Duration,
     /// Of the run that the parts were made for, or a guess.
@@ -110,16 +111,20 @@ impl Program {
         let slots = if plan.bucket.outputs == 0 || plan.bucket.tail.chains() { MOST_IN_FLIGHT } else { 1 };
         let slots = (0..slots).map(|_| Slot::new(gpu, plan, &pipelines, read_bytes)).collect::<Result<_, _>>()?;
         let (plan, starts) = (plan.clone(), parts::starts(plan, longest, pace));
-        let (timed, ran, expected) = (false, None, Duration::ZERO);
-        Ok(Program { plan, pipelines, output, slots, timed, ran, expected, longest, pace, starts })
+        let (work, timed, ran, expected) = (Work::of(&plan), false, None, Duration::ZERO);
+        Ok(Program { plan, pipelines, output, slots, timed, ran, expected, work, longest, pace, starts })
     }
 
-    /// A step in `slot` took so long; gives the pace.
-    pub(crate) fn took(&mut self, slot: usize, time: Duration) -> f64 {
-        (self.ran, self.expected) = (Some(slot), time);
-        let pace = parts::pace(&self.plan, time);
-        // Steps of a bucket differ by their context: parts are made anew only if they are far off.
-        if !(self.pace / 4.0..self.pace * 2.0).contains(&pace) {
+    /// What a step costs, see [`Program::took`].
+    pub(crate) fn cost(&self, step: &Step) -> f64 {
+        self.work.of_step(step)
+    }
+
+    /// A step of this cost took so long; gives the pace.
+    pub(crate) fn took(&mut self, cost: f64, time: Duration) -> Option<f64> {
+        self.expected = time;
+        let pace = parts::pace(cost, time)?;
+        if !parts::still_right(self.pace, pace) {
             self.pace = pace;
             let starts = parts::starts(&self.plan, self.longest, pace);
             if starts != self.starts {
@@ -127,7 +132,7 @@ impl Program {
                 self.outdate();
             }
         }
-        pace
+        Some(pace)
     }
 
     /// A slot without a step in flight.

@@ -279,8 +279,12 @@ impl Queue {
             // SAFETY: the recording is not pending.
             unsafe { self.gpu.raw.reset_query_pool(pool, 0, count) };
         }
+        let before = self.last;
         for part in &recording.buffers[..recording.parts] {
-            self.submit_part(*part)?;
+            if let Err(error) = self.submit_part(*part) {
+                // What has been handed over still reads the step's inputs.
+                return if self.last == before { Err(error) } else { self.idle().and(Err(error)) };
+            }
         }
         Ok(self.last)
     }

@@ -68,8 +68,9 @@ struct Flight {
     tickets: u64,
     /// Output rows of the last step that the next one may name.
     chained: u32,
-    /// When the last step was seen to have ended.
+    /// When the last step was seen to have ended, and whether it was waited for then.
     ended: Instant,
+    seen: bool,
     /// Time spent waiting.
     waited: Duration,
     /// The slowest program's, see [`crate::parts`].
@@ -86,6 +87,8 @@ struct Open {
     /// Output rows.
     rows: usize,
     submitted: Instant,
+    /// See [`crate::parts`].
+    cost: f64,
 }
 
 impl Flight {
@@ -95,6 +98,7 @@ impl Flight {
             tickets: 0,
             chained: 0,
             ended: Instant::now(),
+            seen: false,
             waited: Duration::ZERO,
             pace: None,
         }
@@ -368,7 +372,8 @@ impl Device for VulkanDevice {
         flight.tickets += 1;
         flight.chained = program.plan.chained_rows(step);
         let (ticket, rows, submitted) = (Ticket(flight.tickets), step.outputs.len(), Instant::now());
-        flight.open.push_back(Open { ticket, program: index, slot, value, rows, submitted });
+        let cost = program.cost(step);
+        flight.open.push_back(Open { ticket, program: index, slot, value, rows, submitted, cost });
         Ok(ticket)
     }
 
@@ -384,12 +389,18 @@ impl Device for VulkanDevice {
         let begun = open.submitted.max(flight.ended);
         let asked = Instant::now();
         let left = program.expected.saturating_sub(asked - begun);
+        // A time is known only where the host has seen both ends of it.
+        let blocked = !queue.has_ended(open.value)?;
+        let known = blocked && (flight.seen || open.submitted >= flight.ended);
         queue.wait_expecting(open.value, left, "running a step")?;
         outgrown.retain(|(_, last)| *last > ticket);
         flight.ended = Instant::now();
         flight.waited += flight.ended - asked;
-        let pace = program.took(open.slot, flight.ended - begun);
-        flight.pace = Some(flight.pace.map_or(pace, |slowest| slowest.max(pace)));
+        flight.seen = blocked;
+        program.ran = Some(open.slot);
+        if known && let Some(pace) = program.took(open.cost, flight.ended - begun) {
+            flight.pace = Some(flight.pace.map_or(pace, |slowest| slowest.max(pace)));
+        }
         program.slots[open.slot].output(&program.plan, open.rows, output);
         Ok(())
     }

@@ -324,6 +324,39 @@ fn times_of_launches_are_told_when_asked_for() {
     }
 }
 
+/// The first guess is one part; what a step then takes makes two, while another step is in flight.
+#[test]
+fn parts_follow_what_steps_take() {
+    let Some(mut device) = device(Options { longest_part: Duration::from_micros(2), ..Options::default() }) else {
+        return;
+    };
+    let plans = small(&mut device, 2);
+    let bytes = LANES as u64 * 4;
+    let scratch = span(Buffer::Scratch, 0, bytes);
+    let entries = vec![
+        launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
+        Entry::Barrier,
+        launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
+    ];
+    let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
+    let before = device.submissions();
+    let expected = device.run(program, &step(&[0], 1)).expect("runs");
+    assert_eq!(device.submissions() - before, 1);
+    let mut output = StepOutput::None;
+    // Whether a step ends before it is waited for is the machine's to say: some do not.
+    let in_two = (0..1000).any(|_| {
+        let before = device.submissions();
+        let [first, second] = [0; 2].map(|_| device.submit(program, &step(&[0], 1)).expect("a step"));
+        for ticket in [first, second] {
+            device.wait(ticket, &mut output).expect("runs");
+            assert_eq!(output, expected);
+        }
+        device.submissions() - before == 4
+    });
+    assert!(in_two, "steps were never handed over in two parts");
+    no_messages(&device);
+}
+
 #[test]
 fn released_programs_are_gone_and_others_go_on() {
     let Some(mut device) = device(Options::default()) else { return };

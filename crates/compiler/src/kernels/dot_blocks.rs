@@ -15,8 +15,11 @@ use std::cell::RefCell;
 use zinc_ir::kernel::{Builder, Type, Val};
 use zinc_ir::quant::{Loads, QuantFormat, Run, UNIT, Unit, Weights};
 
-/// Most input rows with which weights are loaded ahead.
-pub(super) const AHEAD_ROWS: u32 = 4;
+/// Are so many input rows few enough for loads ahead and for code without loops? Subgroups of 64 spill with more on RDNA
+/// (docs/internals/rdna.md).
+pub(super) fn few_enough(subgroup: u32, rows: u32) -> bool {
+    subgroup < 64 || rows <= 4
+}
 
 /// What a lane has under way of each row's weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,8 +51,8 @@ pub(super) fn accumulate<'a, 'b>(
     let fulls = |from: Val<'b>, count: u32| (0..count).map(|k| full(from + k)).collect::<Vec<_>>();
     let groups = steps / unroll;
     let mut last = vec![];
-    // With many inputs, the loads of straight code overflow the registers of wide subgroups: also one group is a loop.
-    if (groups > 1 || groups == 1 && n > AHEAD_ROWS as usize) && !flight.ahead {
+    let straight = few_enough(subgroup, n as u32);
+    if (groups > 1 || groups == 1 && !straight) && !flight.ahead {
         acc = b.for_(b.u32(0), b.u32(groups * unroll), unroll, &acc, |i, acc| {
             let steps = fulls(i, unroll);
             dot.load_and_add(&steps, acc.to_vec())

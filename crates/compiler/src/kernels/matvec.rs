@@ -12,7 +12,7 @@
 use super::args::{Args, launch};
 use super::arrival;
 use super::dot::{self, InputKind, Inputs, Norm, WeightRow};
-use super::dot_blocks::AHEAD_ROWS;
+use super::dot_blocks::few_enough;
 use super::quantize::{self, Blocks, RowLayout};
 use super::rows::for_items;
 use super::tables;
@@ -241,7 +241,7 @@ impl Cut {
         };
         let tiles = m.div_ceil(subgroups * rows);
         let turns = if integers { 1 } else { (tiles / (ctx.caps.parallel_tiles.max(1) * 4)).clamp(1, 8) };
-        Cut { subgroups, rows, turns, units: 1, ahead: n <= AHEAD_ROWS, ..Cut::ONE }
+        Cut { subgroups, rows, turns, units: 1, ahead: few_enough(ctx.caps.subgroup_size, n), ..Cut::ONE }
     }
 
     /// A cut whose tile is one block of 32 rows, since the tile quantizes its rows. Where there is a tile for each

@@ -11,7 +11,7 @@
 
 use super::args::{Args, launch};
 use super::dot::{self, Inputs, WeightRow};
-use super::dot_blocks::{AHEAD_ROWS, Flight};
+use super::dot_blocks::{Flight, few_enough};
 use super::kv::Cache;
 use super::matvec::{self, Source};
 use super::rows::{Append, Dest, for_items, pair_elements, turn};
@@ -187,7 +187,14 @@ fn rule(ctx: &Ctx<'_>, parts: &Parts, head_dim: u32, n: u32) -> Cut {
     while !(tile / rows).is_multiple_of(subgroups) {
         subgroups -= 1;
     }
-    Cut { subgroups, rows, turns: tile / rows / subgroups, units: 1, ahead: n <= AHEAD_ROWS, ..Cut::ONE }
+    Cut {
+        subgroups,
+        rows,
+        turns: tile / rows / subgroups,
+        units: 1,
+        ahead: few_enough(ctx.caps.subgroup_size, n),
+        ..Cut::ONE
+    }
 }
 
 /// Rows that a tile has at least.

@@ -74,7 +74,9 @@ fn product(family: &Family, format: &'static QuantFormat, rows: u32, caps: &Caps
     let straight = [columns, 2 * columns].map(|cols| {
         let graph = graph(cols);
         let tuned = cut.zip(plan(&graph, rows, caps, Tuned::new()).1).map(|(cut, (key, _))| (key, cut));
-        launch(&plan(&graph, rows, caps, tuned.into_iter().collect()).0)
+        let (plan, used) = plan(&graph, rows, caps, tuned.into_iter().collect());
+        assert_eq!(used.map(|(_, used)| used), cut, "{} at {rows} rows: cut in another way", format.name);
+        launch(&plan)
     });
     let weights = 2.0 * HEIGHT as f64 * columns as f64;
     let bytes = weights / format.block_elems as f64 * format.block_bytes as f64 / straight[1].1 as f64;
@@ -144,10 +146,15 @@ fn lines(table: &str) -> Vec<(String, Vec<f64>)> {
     table.lines().skip(2).map(line).collect()
 }
 
+/// Where the figures of a card are stored.
+fn stored(card: &Card) -> PathBuf {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../filetests"));
+    folder.join(format!("products_{}.txt", card.chip))
+}
+
 /// Compares with the stored figures, or stores these.
 fn check(card: &Card, now: &str) {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../filetests"));
-    let path = path.join(format!("products_{}.txt", card.chip));
+    let path = stored(card);
     if std::env::var_os("BLESS").is_some() {
         return std::fs::write(&path, now).expect("the file can be written");
     }
@@ -183,6 +190,7 @@ fn products_of_many_rows() {
     let card = CARDS.iter().find(|c| c.chip == chip).expect("a card of this family");
     let driver = device.caps(device.subgroup_size);
     if driver.matrices.is_empty() {
+        assert!(!stored(card).exists(), "{chip} had matrices once");
         return println!("not run: {chip} has no matrices here");
     }
     let caps = Caps { matrices: driver.matrices, matrix_lanes: driver.matrix_lanes, ..card.caps() };

@@ -39,6 +39,8 @@ fn collect(shape: &str, caps: &Caps, kernels: &mut BTreeMap<String, Kernel>) {
         (1, ActPrecision::Q8),
         (4, ActPrecision::F32),
         (4, ActPrecision::F16),
+        (6, ActPrecision::Q8),
+        (8, ActPrecision::F32),
         (8, ActPrecision::F16),
         (8, ActPrecision::Q8),
         (16, ActPrecision::F16),
