@@ -457,7 +457,9 @@ impl Engine {
             self.ran = Some(Ran { program: oldest.program, position, rows, parts, sequences });
             // Nobody waits for a batch whose sequences have all ended before.
             let wanted = self.scheduler.has_part_of(&oldest.batch);
-            self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events);
+            if self.scheduler.finish_batch(&oldest.batch, &self.output, &mut self.pool, events) {
+                self.restore_anew();
+            }
             self.spare.push(oldest.batch);
             if wanted {
                 return Ok(());

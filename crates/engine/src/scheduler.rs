@@ -442,15 +442,17 @@ impl Scheduler {
     }
 
     /// Takes in what the device computed for a batch: samples where the device has not, and lets sequences that have
-    /// ended go. Rows of sequences that are gone are dropped.
+    /// ended go. Rows of sequences that are gone are dropped. True if one of them had no numbers: then nothing that has
+    /// been shared is to be used, by sequences that have not been added yet neither.
     pub(crate) fn finish_batch(
         &mut self,
         batch: &Batch,
         output: &StepOutput,
         pool: &mut KvPool,
         events: &mut Vec<Event>,
-    ) {
+    ) -> bool {
         events.append(&mut self.started);
+        let mut distrusted = false;
         // Outputs are in the order of parts, and most often so is what runs.
         let (mut rows, mut place) = (0..0, 0);
         for (index, part) in batch.parts.iter().enumerate() {
@@ -477,12 +479,14 @@ impl Scheduler {
                 self.queue.leave(&sequence);
                 if reason == Finish::NoNumbers {
                     self.distrust(&mut sequence, pool);
+                    distrusted = true;
                 }
                 // What it computed stays at hand for a later one that begins the same.
                 self.keep(&mut sequence, pool);
                 events.push(Event::Finished { sequence: part.id, reason });
             }
         }
+        distrusted
     }
 }
 

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use zinc_engine::{Engine, Event, KeptPage, Options, PageName, PageStore, Request, Sampling, SequenceId, Share};
+use zinc_engine::{
+    Constraint, Engine, Event, Finish, KeptPage, Options, PageName, PageStore, Request, Sampling, SequenceId, Share,
+};
 
 /// Pages in memory, for several engines one after the other.
 #[derive(Clone, Default)]
@@ -344,6 +346,47 @@ fn pages_under_way_are_in_the_books() {
     assert_eq!((engine.load().pages_used, engine.load().pages_kept), (0, 2), "a beginning for the next one");
     engine.submit(request).unwrap();
     assert_eq!(finish(&mut engine, &store, &mut HashMap::new()), 128);
+}
+
+/// Allows nothing that has a number, after some tokens.
+#[derive(Debug)]
+struct NoNumbersAfter(usize);
+
+impl Constraint for NoNumbersAfter {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        const ALL: [u32; 4] = [u32::MAX; 4];
+        Some(if self.0 > 0 { &ALL } else { &[] })
+    }
+
+    fn accept(&mut self, _: u32) -> bool {
+        self.0 -= 1;
+        true
+    }
+}
+
+#[test]
+fn what_a_sequence_without_numbers_has_shared_is_restored_anew() {
+    let options = Options { context: 256, sequences: 2, ..Options::default() };
+    let (short, long) = (request(0, 70, 20), request(0, 200, 5));
+    let store = store_of(&[&long], &options);
+    let mut engine = keeping(options, &store);
+    let bad = engine.submit_within(short, Some(Box::new(NoNumbersAfter(5)))).unwrap();
+    let mut outcomes: HashMap<SequenceId, Outcome> = HashMap::new();
+    while outcomes.get(&bad).is_none_or(|outcome| outcome.tokens.is_empty()) {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+        store.deliver(10);
+    }
+    assert_eq!((engine.load().pages_used, engine.kept_pages().1), (3, 2));
+    let good = engine.submit(long.clone()).unwrap();
+    while outcomes[&bad].end.is_none() {
+        record(&mut outcomes, engine.step(&mut |_| ()).unwrap());
+        engine.audit().unwrap();
+    }
+    assert_eq!(outcomes[&bad].end, Some(Finish::NoNumbers));
+    assert_eq!((engine.load().pages_used, engine.load().pages_kept, engine.load().waiting), (0, 0, 1));
+    assert_eq!(finish(&mut engine, &store, &mut outcomes), 192);
+    assert_eq!(engine.kept_pages(), (0, 2 + 6), "all of its pages are the store's");
+    assert_eq!(outcomes[&good], solo(&long, 256));
 }
 
 #[test]
