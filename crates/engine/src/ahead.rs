@@ -62,11 +62,6 @@ impl Ahead {
         };
     }
 
-    /// The device could not take it.
-    pub(crate) fn fail(&mut self) {
-        self.stage = Stage::Failed;
-    }
-
     /// Nothing will come of it.
     pub(crate) fn has_failed(&self) -> bool {
         matches!(self.stage, Stage::Failed)

@@ -38,7 +38,7 @@ pub(crate) struct Programs {
     made: HashMap<Bucket, Program>,
     /// The one that will be needed next.
     ahead: Option<Ahead>,
-    /// Buckets whose programs could not be made ahead: each is tried once.
+    /// Buckets whose programs could not be made, ahead or where another served: each is tried once.
     failed: HashSet<Bucket>,
     /// A larger program may stand in for one that is being made.
     pub(crate) stand_ins: bool,
@@ -71,17 +71,46 @@ impl Programs {
         if let Some(own) = self.made.get(&bucket) {
             return Some(own.clone());
         }
-        // One that has failed once is made when it is waited for, and says why it cannot be.
-        let may = self.stand_ins && !self.failed.contains(&bucket);
-        let larger = self.made.iter().filter(|(other, _)| may && serves(other, &bucket));
-        let least = larger.min_by_key(|(other, _)| (other.tokens, other.context, other.outputs, other.sequences));
-        let stand_in = least.map(|(_, program)| program.clone())?;
+        // For one that cannot be made, any that is there is better than none.
+        let most_rows = if self.failed.contains(&bucket) { u32::MAX } else { MOST_ROWS };
+        let stand_in = self.stand_in(bucket, most_rows)?;
         self.begin(bucket, device);
         Some(stand_in)
     }
 
-    /// The program of a bucket, made now unless that has been done.
+    /// The smallest program that serves for a bucket and has so many times its rows at most.
+    fn stand_in(&self, bucket: Bucket, most_rows: u32) -> Option<Program> {
+        let rows = bucket.tokens.saturating_mul(most_rows);
+        let larger =
+            self.made.iter().filter(|(other, _)| self.stand_ins && other.tokens <= rows && serves(other, &bucket));
+        let least = larger.min_by_key(|(other, _)| (other.tokens, other.context, other.outputs, other.sequences));
+        least.map(|(_, program)| program.clone())
+    }
+
+    /// The program of a bucket cannot be made: another runs its steps from now on, if one serves.
+    fn fail(&mut self, bucket: Bucket, error: &dyn std::fmt::Display) {
+        if self.failed.insert(bucket) && self.stand_in(bucket, u32::MAX).is_some() {
+            tracing::warn!(%error, ?bucket, "a program cannot be made; a larger one runs its steps, more slowly");
+        }
+    }
+
+    /// The program of a bucket, made now unless that has been done. If it cannot be made, one that may stand in for it.
     pub(crate) fn prepare(
+        &mut self,
+        bucket: Bucket,
+        device: &mut dyn Device,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Program, EngineError> {
+        let error = match self.make(bucket, device, progress) {
+            Err(error) if !error.is_device_loss() => error,
+            other => return other,
+        };
+        let Some(stand_in) = self.stand_in(bucket, u32::MAX) else { return Err(error) };
+        self.fail(bucket, &error);
+        Ok(stand_in)
+    }
+
+    fn make(
         &mut self,
         bucket: Bucket,
         device: &mut dyn Device,
@@ -134,12 +163,17 @@ impl Programs {
                         self.made.insert(bucket, Program { id, plan });
                         self.ahead = None;
                     }
-                    // Told to whoever needs it.
-                    Err(_) => ahead.fail(),
+                    // Whoever needs it is told, if nothing else serves.
+                    Err(error) => {
+                        self.ahead = None;
+                        self.fail(bucket, &error);
+                    }
                 }
             }
         }
-        self.failed.extend(self.ahead.take_if(|ahead| ahead.has_failed()).map(|ahead| ahead.bucket));
+        if let Some(failed) = self.ahead.take_if(|ahead| ahead.has_failed()) {
+            self.fail(failed.bucket, &"it cannot be compiled");
+        }
     }
 }
 
@@ -148,5 +182,5 @@ fn serves(other: &Bucket, small: &Bucket) -> bool {
     let sizes = |b: &Bucket| [b.tokens, b.outputs, b.context, b.sequences];
     let gives = |b: &Bucket| (b.tail, b.outputs == 0);
     let larger = sizes(other).iter().zip(sizes(small)).all(|(other, small)| *other >= small);
-    larger && gives(other) == gives(small) && other.tokens <= small.tokens.saturating_mul(MOST_ROWS)
+    larger && gives(other) == gives(small)
 }

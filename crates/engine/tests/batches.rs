@@ -285,6 +285,36 @@ fn a_larger_program_stands_in_while_a_steps_own_is_made() {
     }
 }
 
+#[test]
+fn a_larger_program_serves_for_one_that_cannot_be_made() {
+    let watch = Arc::new(Watch::default());
+    let options = Options { context: 128, rows: 32, sequences: 12, in_flight: Some(2), ..Options::default() };
+    let mut engine = watched(options, &watch);
+    engine.allow_stand_ins(true);
+    let predict = |i: u32| Some([20, 40, 60, 100][(i.min(9) / 3) as usize]);
+    let of = |i: u32| Request { prompt: vec![i; 2], predict: predict(i), ..Request::default() };
+    let ids: Vec<SequenceId> = (0..10).map(|i| engine.submit(of(i)).unwrap()).collect();
+    let (mut outcomes, mut known, mut alone) = (HashMap::new(), 0, 0);
+    while !engine.is_idle() {
+        engine.wait_ahead();
+        record(&mut outcomes, engine.step(&mut |_| ()).expect("there is a program that serves"));
+        let Some((sequences, bucket)) = engine.ran().map(|r| (r.parts.len(), r.program.plan.bucket)) else { continue };
+        if known == 0 && [bucket.tokens, bucket.outputs, bucket.sequences] == [12; 3] {
+            // There is no memory for more of them.
+            watch.refuses_outputs.store(true, Ordering::Relaxed);
+            known = engine.programs();
+        }
+        alone += u32::from(sequences == 1 && bucket.tokens == 12);
+    }
+    assert!(alone > 10, "more than eight times its rows: {alone}");
+    assert_eq!(engine.programs(), known);
+    // For 8 and 4 sequences ahead, for one when it is needed: each is tried once.
+    assert_eq!(watch.refused.load(Ordering::Relaxed), 3);
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(outcomes[id], solo(&of(i as u32), 128));
+    }
+}
+
 /// All outcomes of some requests, submitted at once.
 fn outcomes(engine: &mut Engine, requests: &[Request]) -> Vec<Outcome> {
     let ids: Vec<SequenceId> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
