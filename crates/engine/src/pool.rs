@@ -13,7 +13,7 @@
 //! nothing: it knows pages by their numbers, and those that nobody owns are *idle*, to be taken again or evicted, the one
 //! that has been idle for longest first. All of it takes time that grows with the logarithm of the number of idle pages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use zinc_ir::plan::PAGE_TOKENS;
 
 /// One reference to one page of the pool.
@@ -147,6 +147,26 @@ impl KvPool {
         self.known[number as usize] = false;
         self.free.push(number);
         Some(number)
+    }
+}
+
+/// Counts what is there for others once some owners go: a page is when all of its owners do.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    /// Of each page, how many of its owners go.
+    gone: HashMap<u32, u32>,
+    room: usize,
+}
+
+impl Leaving {
+    /// The owner of these pages goes, too; gives the number of pages that nobody owns then.
+    pub(crate) fn add(&mut self, pages: &[Page], pool: &KvPool) -> usize {
+        for page in pages {
+            let owners = self.gone.entry(page.number()).or_default();
+            *owners += 1;
+            self.room += usize::from(*owners == pool.owners(page.number()));
+        }
+        self.room
     }
 }
 

@@ -26,11 +26,11 @@
 use crate::audit::{AuditError, audit};
 use crate::batch::Batch;
 use crate::bucket::Limits;
-use crate::pool::KvPool;
+use crate::pool::{KvPool, Leaving};
 use crate::prefix::PrefixCache;
 use crate::sequence::{Asked, Event, Finish, Sequence, SequenceId};
 use crate::share::{Place, Queue};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use zinc_ir::plan::{Bucket, PAGE_TOKENS, StepOutput};
 use zinc_ir::sample::Draw;
 
@@ -124,7 +124,7 @@ impl Scheduler {
 
     /// Forgets the K and V kept from sequences that have ended. Those that run share theirs anew, from the first page on.
     pub(crate) fn forget_prefixes(&mut self, pool: &mut KvPool) {
-        while self.queue.give_back(None, pool) {}
+        while self.queue.give_back(pool) {}
         self.prefixes.clear(pool);
         for sequence in &mut self.running {
             sequence.shared = (0, 0);
@@ -239,12 +239,8 @@ impl Scheduler {
         if self.running.len() >= self.limits.sequences as usize {
             return false;
         }
-        while !self.adopt_if_there_is_room(place, pool) {
-            // What others hold that come later is no reason to wait.
-            let Some(next) = self.queue.get(place).map(|next| next.id) else { return false };
-            if !self.queue.give_back(Some(next), pool) {
-                return false;
-            }
+        if !self.adopt_if_there_is_room(place, pool) {
+            return false;
         }
         let Some(mut sequence) = self.queue.take(place) else { return false };
         sequence.reserve();
@@ -259,19 +255,37 @@ impl Scheduler {
         true
     }
 
-    /// Gives a sequence that waits the pages of its prefix, if there is room for the others that its tokens need, too.
+    /// Gives a sequence that waits the pages of its prefix, if there is room for the others that its tokens need, too. What
+    /// others hold that come later is no reason to wait.
     fn adopt_if_there_is_room(&mut self, place: Place, pool: &mut KvPool) -> bool {
         let (alone, promised) = (self.running.is_empty(), self.promised());
-        let has_room = |pages: usize, pool: &KvPool| alone || promised + pages <= pool.free() + pool.idle();
+        let lacking = |pages: usize, pool: &KvPool| match alone {
+            true => 0,
+            false => (promised + pages).saturating_sub(pool.free() + pool.idle()),
+        };
+        let Some(rank) = self.queue.get(place).map(|next| self.queue.rank(next)) else { return false };
         // It needs a page at least; most often this tells without looking for its prefix.
-        let Some(next) = self.queue.get_mut(place).filter(|_| has_room(1, pool)) else { return false };
+        let least = lacking(1, pool);
+        if least > 0 && self.queue.most_room_after(rank, pool) < least {
+            return false;
+        }
+        let Some(next) = self.queue.get_mut(place) else { return false };
         let before = next.shared;
         self.prefixes.adopt(next, pool);
-        let fits = has_room(claim(next), pool);
-        if !fits {
+        // Once it has adopted them, its pages are none that others could make room with.
+        let pages = lacking(claim(next), pool);
+        let fits = self.queue.make_room(rank, pages, pool);
+        if let Some(next) = self.queue.get_mut(place).filter(|_| !fits) {
             next.release_after(before, pool);
         }
         fits
+    }
+
+    /// Is there a page more than running sequences are about to need, for one that has not been added yet, or do those that
+    /// wait and come after it give one back?
+    pub(crate) fn make_room_for(&mut self, sequence: &Sequence, pool: &mut KvPool) -> bool {
+        let lacking = (self.promised() + 1).saturating_sub(pool.free() + pool.idle());
+        self.queue.make_room(self.queue.rank(sequence), lacking, pool)
     }
 
     /// How many of the last running sequences should make place so that one that waits can run; 0 if that would not be
@@ -279,19 +293,14 @@ impl Scheduler {
     fn victims(&self, place: Place, pool: &KvPool) -> usize {
         let Some(next) = self.queue.get(place) else { return 0 };
         let mut promised: usize = claim(next) + self.running.iter().map(|s| claim(s)).sum::<usize>();
-        let mut room = pool.free() + pool.idle();
-        // Of each page, how many of its owners would go: it is there for others when all of them do.
-        let mut gone: HashMap<u32, u32> = HashMap::new();
+        let room = pool.free() + pool.idle() + self.queue.most_room_after(self.queue.rank(next), pool);
+        let mut leaving = Leaving::default();
         for (i, last) in self.running.iter().rev().enumerate() {
             if !self.queue.yields(last, &next.share) {
                 return 0;
             }
             promised -= claim(last);
-            for page in &last.pages {
-                let owners = gone.entry(page.number()).or_default();
-                *owners += 1;
-                room += usize::from(*owners == pool.owners(page.number()));
-            }
+            let room = room + leaving.add(&last.pages, pool);
             if promised <= room || i + 1 == self.running.len() {
                 return i + 1;
             }
@@ -305,7 +314,7 @@ impl Scheduler {
         while self.running[i].pages.len() < KvPool::pages_for(tokens) {
             if let Some(page) = pool.alloc() {
                 self.running[i].pages.push(page);
-            } else if !self.prefixes.evict(pool) && !self.queue.give_back(None, pool) {
+            } else if !self.prefixes.evict(pool) && !self.queue.give_back(pool) {
                 if !preempt {
                     return false;
                 }
@@ -388,7 +397,7 @@ impl Scheduler {
     /// Forgets all K and V, so that all sequences are computed anew, without those that `failures` steps have failed for
     /// since their last token: they are dropped and named. No batch may be in use.
     pub(crate) fn restart(&mut self, failures: u32, pool: &mut KvPool) -> Vec<SequenceId> {
-        while self.queue.give_back(None, pool) {}
+        while self.queue.give_back(pool) {}
         self.prefixes.clear(pool);
         let mut dropped = vec![];
         while let Some(mut sequence) = self.running.pop() {

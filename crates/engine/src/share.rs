@@ -11,7 +11,7 @@
 //! at the least count of those who are there, so nobody saves up; counts of owners who are away are kept for as long as
 //! they are above that, so nobody gets away from one by leaving.
 
-use crate::pool::KvPool;
+use crate::pool::{KvPool, Leaving};
 use crate::sequence::{Sequence, SequenceId};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
@@ -44,6 +44,9 @@ impl Default for Share {
         Share { owner: 0, weight: NonZeroU32::MIN, priority: 0 }
     }
 }
+
+/// Who comes first: the least does. Priority, what the owner has had, and the order of arrival.
+pub(crate) type Rank = (i32, u64, SequenceId);
 
 /// Names an account: priority, owner.
 pub(crate) type Key = (i32, u32);
@@ -85,7 +88,8 @@ impl Queue {
     pub(crate) fn enter(&mut self, sequence: Box<Sequence>) {
         let key = sequence.share.key();
         if self.accounts.get(&key).is_none_or(|account| account.sequences == 0) {
-            let start = self.settle(key.0);
+            self.settle(key.0);
+            let start = self.least(key.0).unwrap_or(0);
             let account = self.accounts.entry(key).or_default();
             account.had = account.had.max(start);
         }
@@ -93,15 +97,28 @@ impl Queue {
         self.wait(sequence);
     }
 
-    /// The least count of those of a priority who are there. Forgets those who are away and not above it.
-    fn settle(&mut self, priority: i32) -> u64 {
-        let here =
-            self.accounts.range((priority, 0)..=(priority, u32::MAX)).filter(|(_, account)| account.sequences > 0);
-        let least = here.map(|(_, account)| account.had).min();
+    /// The least count of those of a priority who are there.
+    fn least(&self, priority: i32) -> Option<u64> {
+        let all = self.accounts.range((priority, 0)..=(priority, u32::MAX));
+        all.filter(|(_, account)| account.sequences > 0).map(|(_, account)| account.had).min()
+    }
+
+    /// Forgets those of a priority who are away and not above the least count.
+    fn settle(&mut self, priority: i32) {
+        let least = self.least(priority);
         self.accounts.retain(|key, account| {
             key.0 != priority || account.sequences > 0 || least.is_some_and(|least| account.had > least)
         });
-        least.unwrap_or(0)
+    }
+
+    /// Where a sequence comes, or would come if it entered now.
+    pub(crate) fn rank(&self, sequence: &Sequence) -> Rank {
+        let key = sequence.share.key();
+        let had = match self.accounts.get(&key) {
+            Some(account) if account.sequences > 0 => account.had,
+            away => away.map_or(0, |account| account.had).max(self.least(key.0).unwrap_or(0)),
+        };
+        (key.0, had, sequence.id)
     }
 
     /// Has a sequence wait that has entered before.
@@ -186,20 +203,55 @@ impl Queue {
         }
     }
 
-    /// Has the last of those that hold pages while they wait, `but` one, give them back; false if there is none.
-    pub(crate) fn give_back(&mut self, but: Option<SequenceId>, pool: &mut KvPool) -> bool {
-        if self.holders == 0 {
-            return false;
+    /// Those that hold pages while they wait.
+    fn holders(&self) -> impl Iterator<Item = (Rank, Place)> {
+        // Most often there are none.
+        let accounts = self.accounts.iter().take(if self.holders > 0 { usize::MAX } else { 0 });
+        accounts.flat_map(|(key, account)| {
+            let holders = account.waiting.iter().enumerate().filter(|(_, sequence)| sequence.holds);
+            holders.map(|(index, s)| ((key.0, account.had, s.id), Place { key: *key, index }))
+        })
+    }
+
+    /// Has the last of those that hold pages while they wait give them back; false if there is none.
+    pub(crate) fn give_back(&mut self, pool: &mut KvPool) -> bool {
+        let Some((_, last)) = self.holders().max_by_key(|(rank, _)| *rank) else { return false };
+        self.release(last, pool);
+        true
+    }
+
+    fn release(&mut self, place: Place, pool: &mut KvPool) {
+        if let Some(sequence) = self.get_mut(place) {
+            sequence.holds = false;
+            sequence.release_pages(pool);
+            self.holders -= 1;
         }
-        let holders = self.accounts.iter_mut().flat_map(|(key, account)| {
-            let (priority, had) = (key.0, account.had);
-            let waiting = account.waiting.iter_mut().filter(|s| s.holds && Some(s.id) != but);
-            waiting.map(move |sequence| ((priority, had, sequence.id), sequence))
-        });
-        let Some((_, last)) = holders.max_by_key(|(rank, _)| *rank) else { return false };
-        last.holds = false;
-        last.release_pages(pool);
-        self.holders -= 1;
+    }
+
+    /// Those that hold pages and come after `rank`, the last one first, each with the number of pages that nobody owns any
+    /// more once it and those before it in this order have given theirs back.
+    fn room_after(&self, rank: Rank, pool: &KvPool) -> Vec<(Place, usize)> {
+        let mut holders: Vec<(Rank, Place)> = self.holders().filter(|(other, _)| *other > rank).collect();
+        holders.sort_unstable_by_key(|(rank, _)| std::cmp::Reverse(*rank));
+        let mut leaving = Leaving::default();
+        let places = holders.into_iter().map(|(_, place)| place);
+        places.map(|place| (place, leaving.add(self.get(place).map_or(&[], |s| &s.pages), pool))).collect()
+    }
+
+    /// How many pages nobody owns any more once all that come after `rank` and hold some have given them back.
+    pub(crate) fn most_room_after(&self, rank: Rank, pool: &KvPool) -> usize {
+        self.room_after(rank, pool).last().map_or(0, |(_, room)| *room)
+    }
+
+    /// Has those that come after `rank` and hold pages give them back, from the last one on, until there are so many more
+    /// that nobody owns. False if all of them have not so many: then they keep them.
+    pub(crate) fn make_room(&mut self, rank: Rank, pages: usize, pool: &mut KvPool) -> bool {
+        if pages == 0 {
+            return true;
+        }
+        let holders = self.room_after(rank, pool);
+        let Some(last) = holders.iter().position(|(_, room)| *room >= pages) else { return false };
+        holders[..=last].iter().for_each(|(place, _)| self.release(*place, pool));
         true
     }
 

@@ -9,8 +9,8 @@
 //! One page at a time leaves the device, beside its steps, and a few a step come in: no step waits for a disk. A sequence whose
 //! pages are on their way is not the scheduler's yet. They come for one sequence at a time, the most urgent one: what has come
 //! for it need not be read again for the next. It owns its pages from then on, also while it waits to be admitted, so that those of
-//! one prompt make no place for those of another; and takes none that running sequences are about to need. Where those come to
-//! need more, and there is no other page, it gives its pages back.
+//! one prompt make no place for those of another that comes later; and takes none that running sequences are about to need. Where
+//! those come to need more, and there is no other page, it gives its pages back.
 
 use crate::engine::Engine;
 use crate::pool::KvPool;
@@ -301,7 +301,7 @@ impl Engine {
     fn take_page(&mut self, bytes: &[u8]) -> bool {
         let Engine { keeper: Some(keeper), scheduler, pool, device, .. } = self else { return false };
         let Some(front) = keeper.restoring.front_mut() else { return false };
-        if pool.free() + pool.idle() <= scheduler.promised() {
+        if !scheduler.make_room_for(&front.sequence, pool) {
             return false;
         }
         let page = match pool.alloc() {

@@ -410,6 +410,66 @@ fn the_most_urgent_prompt_is_restored_first() {
     assert_eq!(engine.kept_pages().1, 6, "the page that had come for the other one still serves it");
 }
 
+/// An engine in which a sequence of 4 pages, soon of 5, runs, and two that are less urgent wait with 3
+/// pages each, which have come from a store; and these two.
+fn with_holders(options: Options, others: &[&Request]) -> (Engine, Memory, [SequenceId; 2]) {
+    let of = |first, priority, predict| Request {
+        share: Share { priority, ..Share::default() },
+        ..request(first, 100, predict)
+    };
+    let (runs, holders) = (of(20, 0, 60), [30, 50].map(|first| of(first, 1, 5)));
+    let store = store_of(&[&holders.each_ref()[..], others].concat(), &options);
+    let mut engine = keeping(options, &store);
+    let id = engine.submit(runs).unwrap();
+    assert_eq!(started(&engine.step(&mut |_| ()).unwrap()), [(id, 0)]);
+    let ids = holders.map(|holder| engine.submit(holder).unwrap());
+    (engine, store, ids)
+}
+
+#[test]
+fn an_urgent_prompt_is_restored_into_pages_of_those_that_wait() {
+    let urgent = request(10, 250, 5);
+    let options = Options { context: 256, sequences: 1, pages: Some(12), ..Options::default() };
+    let (mut engine, store, _) = with_holders(options, &[&urgent]);
+    while engine.load().pages_used < 10 {
+        assert_eq!(started(&engine.step(&mut |_| ()).unwrap()), []);
+        store.deliver(10);
+    }
+    let id = engine.submit(urgent.clone()).unwrap();
+    let (mut begun, mut outcomes) = (vec![], HashMap::new());
+    while !engine.is_idle() {
+        let events = engine.step(&mut |_| ()).unwrap();
+        engine.audit().unwrap();
+        begun.extend(started(&events));
+        record(&mut outcomes, events);
+        store.deliver(10);
+    }
+    assert_eq!(begun[0], (id, 224), "there were two pages besides");
+    assert_eq!(outcomes[&id], solo(&urgent, 256));
+}
+
+#[test]
+fn nobody_gives_pages_back_that_are_not_enough() {
+    let long = request(10, 250, 5);
+    let options = Options { context: 256, sequences: 4, pages: Some(11), ..Options::default() };
+    let (mut engine, store, ids) = with_holders(options, &[]);
+    // Comes before those two, and needs more than what they and the one that runs leave.
+    let first = engine.submit(long.clone()).unwrap();
+    let (mut begun, mut outcomes, mut held) = (vec![], HashMap::new(), 0);
+    while !engine.is_idle() {
+        let events = engine.step(&mut |_| ()).unwrap();
+        engine.audit().unwrap();
+        begun.extend(started(&events));
+        held = if begun.is_empty() { engine.load().pages_used } else { held };
+        record(&mut outcomes, events);
+        store.deliver(10);
+    }
+    assert_eq!(held, 3 + 3, "when the one that ran has ended");
+    assert_eq!(begun[..2], [(first, 0), (ids[0], 96)], "only the last one's pages were needed");
+    assert_eq!((engine.kept_pages().1, engine.preemptions()), (6, 0));
+    assert_eq!(outcomes[&first], solo(&long, 256));
+}
+
 #[test]
 fn pages_that_do_not_come_stop_nobody_else() {
     let options = Options { context: 256, sequences: 2, pages: Some(8), ..Options::default() };

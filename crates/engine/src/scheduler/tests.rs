@@ -200,6 +200,24 @@ fn one_that_waits_for_pages_holds_up_none_of_its_owner() {
 }
 
 #[test]
+fn nobody_gives_back_pages_in_vain() {
+    let (mut scheduler, mut pool) = (Scheduler::new(Limits { rows: 48, ..LIMITS }), KvPool::new(8));
+    scheduler.add(sequence(0, 6, 4));
+    step(&mut scheduler, &mut pool, 5);
+    // It waits for more pages of the first one, and comes before the next.
+    let mut holds = sequence(1, 6, 4);
+    scheduler.prefixes.adopt(&mut holds, &mut pool);
+    scheduler.add(Sequence { holds: true, ..holds });
+    let tokens = vec![9; 3 * PAGE];
+    scheduler.add(Sequence { prompt: tokens.len(), limit: tokens.len() + 4, tokens, ..sequence(2, 0, 4) });
+    step(&mut scheduler, &mut pool, 5);
+    assert_eq!(scheduler.sequences(), (1, 2), "three pages are more than the first one leaves");
+    let waiting: Vec<usize> = scheduler.queue.waiting().map(|s| s.pages.len()).collect();
+    assert_eq!(waiting, [1, 0]);
+    scheduler.audit(&pool, std::iter::empty()).expect("the books are right");
+}
+
+#[test]
 fn a_page_that_others_have_too_is_no_room() {
     let (mut scheduler, mut pool) = (Scheduler::new(LIMITS), KvPool::new(8));
     scheduler.add(Sequence { share: of(1, 0), ..sequence(0, 6, 4) });
