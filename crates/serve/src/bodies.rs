@@ -66,7 +66,7 @@ pub(crate) struct Body {
 }
 
 impl Bodies {
-    /// Room for so many bytes. At least two of the largest bodies find room, whatever `most` says.
+    /// Room for so many bytes, at least for one of the largest bodies and many small ones beside it.
     pub(crate) fn new(most: usize, largest: usize) -> Bodies {
         let large = Arc::new(Semaphore::new(LARGE_AT_A_TIME));
         Bodies { most: most.max(largest.saturating_mul(2)), held: Arc::default(), large }

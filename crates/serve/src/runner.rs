@@ -350,6 +350,7 @@ impl Runner {
             self.metrics.steps.add(1);
             self.count_pages();
             self.bill(now);
+            self.look_at_turns(events, began);
         }
         for event in events.drain(..) {
             self.take_event(event, began, now);
@@ -419,7 +420,6 @@ impl Runner {
         let Some(live) = self.live.get_mut(&id) else { return };
         match event {
             Event::Started { cached, .. } => {
-                live.started = Some(began);
                 self.metrics.queue_steps.observe((self.metrics.steps.get() - live.steps).saturating_sub(1) as f64);
                 if live.first_of_prompt {
                     live.charge.started(live.prompt.len() as u64, cached.into());
@@ -495,6 +495,22 @@ impl Runner {
         let (kept, restored) = self.engine.kept_pages();
         self.metrics.pages_kept.raise(kept);
         self.metrics.pages_restored.raise(restored);
+    }
+
+    /// Looks if sequences have begun or ended in the step that began then.
+    fn look_at_turns(&mut self, events: &[Event], began: Instant) {
+        let mut turns = false;
+        for event in events {
+            turns |= matches!(event, Event::Started { .. } | Event::Finished { .. });
+            if let Event::Started { sequence, .. } = event
+                && let Some(live) = self.live.get_mut(sequence)
+            {
+                live.started = Some(began);
+            }
+        }
+        if turns {
+            self.look();
+        }
     }
 
     fn look_if_due(&mut self) {

@@ -8,6 +8,7 @@
 //! line that does not end. The next start keeps that line if it is whole but for its end; what is only the beginning of one says
 //! nothing that could be counted: it is cut off, with a warning that shows it.
 
+use crate::error::clip;
 use crate::model::unix_seconds;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -217,6 +218,9 @@ impl Ledger {
     }
 }
 
+/// Most of a torn entry that is shown: after a power failure it may be megabytes of nothing.
+const MOST_SHOWN: usize = 400;
+
 /// How a ledger ends.
 struct End {
     /// Bytes up to the end of the last entry.
@@ -246,7 +250,7 @@ fn read(path: &Path, mut file: &File, mut take: impl FnMut(Entry)) -> Result<End
                 }
                 // An entry that was cut off, unless this may be a file of something else, which must not lose anything.
                 Err(_) if is_ledger || text.iter().zip(BEGINNING).all(|(a, b)| a == b) => {
-                    end.torn = String::from_utf8_lossy(&text).into_owned();
+                    end.torn = clip(String::from_utf8_lossy(&text).into_owned(), MOST_SHOWN);
                 }
                 Err(source) => return Err(wrong(line, source)),
             }
