@@ -164,8 +164,8 @@ impl Answer {
             return;
         }
         match what {
-            What::Started { cached } => {
-                self.story.started.get_or_insert_with(Instant::now);
+            What::Started { cached, began } => {
+                self.story.started.get_or_insert(began);
                 // A prompt counts once, however many answers it has.
                 if choice.is_multiple_of(self.n) {
                     self.usage.cached += cached as u64;

@@ -47,6 +47,8 @@ pub(crate) struct App {
     room: Room,
     next: AtomicU64,
     ending: AtomicBool,
+    /// The engine's thread is at its end: it says why.
+    pub(crate) engine_ended: AtomicBool,
 }
 
 impl App {
@@ -70,6 +72,7 @@ impl App {
             room: Room::new(config.most_sequences.max(1)),
             next: AtomicU64::new(1),
             ending: AtomicBool::new(false),
+            engine_ended: AtomicBool::new(false),
         }
     }
 

@@ -62,6 +62,7 @@ use axum::extract::Request;
 use axum::middleware;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -259,7 +260,7 @@ impl Server {
             let (app, stop) = (app.clone(), stop.clone());
             move || {
                 // However the thread ends, so does the server.
-                let _stop = StopAtEnd(stop);
+                let _end = AtEnd { app: app.clone(), stop };
                 let loaded = load().map_err(|error| ServeError::Load(error.into()))?;
                 work(loaded, &app, queue, shared);
                 Ok(())
@@ -305,18 +306,23 @@ fn work(loaded: Loaded, app: &App, queue: Receiver<Command>, shared: Shared) {
 }
 
 /// Stops the server when it goes away.
-struct StopAtEnd(Stop);
+struct AtEnd {
+    app: Arc<App>,
+    stop: Stop,
+}
 
-impl Drop for StopAtEnd {
+impl Drop for AtEnd {
     fn drop(&mut self) {
-        self.0.now();
+        // In this order: whoever sees the server stop knows that there is something to learn from the thread.
+        self.app.engine_ended.store(true, Ordering::SeqCst);
+        self.stop.now();
     }
 }
 
 /// Waits for the engine's thread, unless it is still loading: that cannot be stopped, and has nothing to save. Then for the
 /// ledger.
 fn finish(thread: JoinHandle<Result<(), ServeError>>, app: &App) -> Result<(), ServeError> {
-    let loading = app.loaded().is_none() && !thread.is_finished();
+    let loading = app.loaded().is_none() && !app.engine_ended.load(Ordering::SeqCst);
     let finished = if loading { Ok(()) } else { thread.join().unwrap_or(Err(ServeError::Died)) };
     if let Some(ledger) = app.accounts.ledger() {
         ledger.close();

@@ -184,7 +184,11 @@ impl Metrics {
         for (name, about, value) in [
             ("vllm:num_requests_running", "Sequences that take part in steps.", load.running as f64),
             ("vllm:num_requests_waiting", "Sequences that wait for room.", load.waiting as f64),
-            ("vllm:kv_cache_usage_perc", "Part of the KV pages that sequences hold, also such that wait with pages from the disk; 1 is all.", usage),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Part of the KV pages that sequences hold, also such that wait with pages from the disk; 1 is all.",
+                usage,
+            ),
             ("zinc_kv_kept_perc", "Part of the KV pages that are kept for later prompts only.", kept),
             ("zinc_request_body_bytes", "Memory that bodies of requests take until they are parsed.", bodies as f64),
         ] {

@@ -82,8 +82,8 @@ pub(crate) struct Update {
 
 #[derive(Debug)]
 pub(crate) enum What {
-    /// It runs; so many tokens of its prompt need not be computed.
-    Started { cached: u32 },
+    /// It runs since then; so many tokens of its prompt need not be computed.
+    Started { cached: u32, began: Instant },
     /// Log-probabilities of the prompt's tokens from the second on; comes before the first token, if asked for.
     Prompt(Vec<Scored>),
     /// The prompt's embedding, not of length 1 yet.
@@ -428,7 +428,7 @@ impl Runner {
                 self.metrics.prompt_tokens.add(live.prompt.len() as u64);
                 self.metrics.prefix_queries.add(live.prompt.len() as u64);
                 self.metrics.prefix_hits.add(cached as u64);
-                live.send(What::Started { cached });
+                live.send(What::Started { cached, began });
             }
             Event::Logits { position, logits, .. } => live.take_logits(position as usize, logits),
             Event::Hidden { state, .. } => live.pooled.iter_mut().for_each(|pooled| pooled.add(&state)),

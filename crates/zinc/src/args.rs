@@ -53,8 +53,10 @@ pub(crate) enum Command {
 }
 
 /// llama.cpp's short flags of more than one letter, which clap does not know.
-const LONG_SPELLINGS: [(&str, &str); 8] = [
+const LONG_SPELLINGS: [(&str, &str); 10] = [
     ("-ub", "--ubatch-size"),
+    ("-ngl", "--n-gpu-layers"),
+    ("-fa", "--flash-attn"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-sys", "--system-prompt"),
@@ -159,6 +161,20 @@ pub(crate) struct ComputeArgs {
     /// Accepted for llama.cpp's sake; a step never has more than --ubatch-size tokens
     #[arg(short = 'b', long, value_name = "N", hide_short_help = true)]
     pub(crate) batch_size: Option<u32>,
+    /// Accepted for llama.cpp's sake; a model is on the GPU as a whole (--device cpu: not at all)
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = gpu_layers)]
+    pub(crate) n_gpu_layers: Option<u32>,
+    /// Accepted for llama.cpp's sake; attention is always computed that way
+    #[arg(long, value_name = "on|auto", num_args = 0..=1, default_missing_value = "on", hide_short_help = true)]
+    #[arg(value_parser = ["on", "auto", "1"])]
+    pub(crate) flash_attn: Option<String>,
+    /// Accepted for llama.cpp's sake; changes nothing
+    #[arg(long, hide_short_help = true)]
+    pub(crate) mlock: bool,
+    /// Accepted for llama.cpp's sake; changes nothing
+    #[arg(long, hide_short_help = true)]
+    pub(crate) no_mmap: bool,
     /// Element type of cached keys
     #[arg(long, default_value = "f16", value_name = "TYPE")]
     pub(crate) cache_type_k: CacheType,
@@ -181,6 +197,16 @@ pub(crate) struct ComputeArgs {
     /// Say more on stderr
     #[arg(short, long)]
     pub(crate) verbose: bool,
+}
+
+/// Layers for the GPU, as llama.cpp counts them: there is no dividing a model, so none at all is another thing to say.
+fn gpu_layers(text: &str) -> Result<u32, String> {
+    match text.parse::<i64>() {
+        Ok(0) => Err("a model is on the GPU as a whole; for none of it: --device cpu".into()),
+        Ok(layers) => Ok(u32::try_from(layers).unwrap_or(u32::MAX)),
+        Err(_) if matches!(text, "all" | "auto") => Ok(u32::MAX),
+        Err(_) => Err("a number of layers, `all` or `auto`".into()),
+    }
 }
 
 /// How tokens are chosen.
@@ -288,6 +314,19 @@ mod tests {
         let got = long_spellings(line.iter().map(OsString::from));
         assert_eq!(got[3..7], ["--ubatch-size", "64", "--cache-type-k", "f32"].map(OsString::from));
         assert_eq!(got[10], "-ub");
+    }
+
+    #[test]
+    fn what_is_not_needed_here_is_taken() {
+        let parse = |line: &str| Cli::try_parse_from(long_spellings(line.split(' ').map(OsString::from))).map(|_| ());
+        for line in
+            ["-ngl 99", "-ngl -1", "--n-gpu-layers all", "-fa", "-fa on", "--flash-attn auto", "--mlock --no-mmap"]
+        {
+            assert!(parse(&format!("zinc run x.gguf -p a {line}")).is_ok(), "{line}");
+        }
+        for line in ["-ngl 0", "-ngl x", "-fa off"] {
+            assert!(parse(&format!("zinc run x.gguf -p a {line}")).is_err(), "{line}");
+        }
     }
 
     #[test]
