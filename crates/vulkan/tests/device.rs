@@ -67,6 +67,18 @@ struct Plans {
 }
 
 impl Plans {
+    /// Adds one to a weight, and one to that.
+    fn of_two_launches(&self) -> Arc<Plan> {
+        let bytes = LANES as u64 * 4;
+        let scratch = span(Buffer::Scratch, 0, bytes);
+        let entries = vec![
+            launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
+            Entry::Barrier,
+            launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
+        ];
+        self.plan(1, 1, entries, bytes, bytes)
+    }
+
     fn plan(&self, tokens: u32, outputs: u32, entries: Vec<Entry>, scratch: u64, output: u64) -> Arc<Plan> {
         let bucket = Bucket { tokens, outputs, context: PAGE_TOKENS, sequences: 1, tail: Tail::Greedy };
         Arc::new(Plan {
@@ -302,14 +314,7 @@ fn times_of_launches_are_told_when_asked_for() {
     for (options, submissions) in [(whole, 1), (parts, 2)] {
         let Some(mut device) = device(options) else { return };
         let plans = small(&mut device, 2);
-        let bytes = LANES as u64 * 4;
-        let scratch = span(Buffer::Scratch, 0, bytes);
-        let entries = vec![
-            launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
-            Entry::Barrier,
-            launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
-        ];
-        let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
+        let program = device.prepare(&plans.of_two_launches(), &mut |_| {}).expect("prepares");
         let handed_over = device.submissions();
         let before = device.run(program, &step(&[0], 1)).expect("runs");
         assert_eq!(device.submissions() - handed_over, submissions);
@@ -331,14 +336,7 @@ fn parts_follow_what_steps_take() {
         return;
     };
     let plans = small(&mut device, 2);
-    let bytes = LANES as u64 * 4;
-    let scratch = span(Buffer::Scratch, 0, bytes);
-    let entries = vec![
-        launch(0, span(Buffer::Weight(WeightId(0)), 0, bytes), scratch, 1),
-        Entry::Barrier,
-        launch(0, scratch, span(Buffer::Output, 0, bytes), 1),
-    ];
-    let program = device.prepare(&plans.plan(1, 1, entries, bytes, bytes), &mut |_| {}).expect("prepares");
+    let program = device.prepare(&plans.of_two_launches(), &mut |_| {}).expect("prepares");
     let before = device.submissions();
     let expected = device.run(program, &step(&[0], 1)).expect("runs");
     assert_eq!(device.submissions() - before, 1);

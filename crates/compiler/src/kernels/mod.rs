@@ -50,8 +50,8 @@ pub const CUT_ROWS: u32 = 128;
 
 /// Most rows that go through mat-vec kernels on a device. Where weights are decoded straight into matrices, these are faster
 /// from few rows on if inputs may be rounded to halves; from how many depends on what a mat-vec takes
-/// (docs/internals/performance.md). By way of workgroup memory they are not, by what AMD's compiler says of all formats on
-/// RDNA 3 (docs/internals/rdna.md); other devices are taken to be the same.
+/// (docs/internals/performance.md). By way of workgroup memory they are not, by what AMD's compiler says of nearly all
+/// quantized formats on RDNA 3 (docs/internals/rdna.md); other devices are taken to be the same.
 pub(crate) fn matvec_rows(caps: &Caps, choices: &Choices) -> u32 {
     match choices.act {
         _ if !choices.matrices || !caps.quads || !matmul::has_narrow(caps) => MATVEC_ROWS,
